@@ -1,0 +1,255 @@
+"""Publishes dumps: atomic, never replacing, page-aligned, within a byte budget, and never silent about a loss.
+
+What is visible is complete: a dump is written under a dot-name with `write()`, never through a mapping (a full tmpfs must be an
+error, not a SIGBUS), and renamed to its final name without replacing. Every method may be called from any thread; no lock is held
+while a dump is written.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from statetap_sglang import header
+from statetap_sglang.beacon import Beacon
+from statetap_sglang.error_record import ErrorRecord
+from statetap_sglang.filesystem import read_small, rename_noreplace, round_to_pages, write_all
+from statetap_sglang.format import (
+    AUX_HIDDEN_STATES,
+    HIDDEN_TENSORS,
+    LAST_HIDDEN_STATES,
+    LAST_HIDDEN_STATES_PRENORM,
+    MODEL_DTYPES,
+    TOKEN_IDS,
+    DumpFormatError,
+    DumpMetadata,
+    TensorView,
+    check_tensors,
+    dump_name,
+    dump_number,
+    error_name,
+    error_number,
+)
+from statetap_sglang.tap import COUNTER_NAME, check_name, ensure_private_directory, lock_tap, sweep_unpublished, tap_name
+
+MAX_ERROR_RECORDS = 1000
+# The counter's file is written once for so many numbers; a publisher that dies skips the rest of them.
+_NUMBERS_AT_ONCE = 1024
+
+
+class PublishError(RuntimeError):
+    """A dump that could not be published: over budget, no space, directory gone. `rid` names the request."""
+
+    def __init__(self, rid: str, reason: str) -> None:
+        super().__init__(f"request {rid}: {reason}")
+        self.rid = rid
+        self.reason = reason
+
+
+class DumpPublisher:
+    """The one publisher of a tap directory `<root>/<worker>/<boot_id>-<dp_rank>/` (mode 0700, locked by flock).
+
+    Raises:
+        TapError: the directory cannot be used, or another publisher holds it.
+        OSError: no space for the counter's file.
+        ValueError: the worker's name cannot be part of a path.
+    """
+
+    def __init__(self, root: Path, worker: str, beacon: Beacon, *, max_error_records: int = MAX_ERROR_RECORDS) -> None:
+        check_name("worker", worker)
+        self._beacon = beacon
+        self._max_error_records = max_error_records
+        self._directory = root / worker / tap_name(beacon.boot_id, beacon.dp_rank)
+        self._mutex = threading.Lock()
+        for directory in (root, root / worker):
+            ensure_private_directory(directory)
+        self._lock: int | None = lock_tap(self._directory)
+        try:
+            sweep_unpublished(self._directory)
+            self._in_flight = 0
+            self._published, self._error_records, newest = self._scan()
+            self._next = self._reserved_to = max(newest + 1, self._read_counter())
+            self._reserve_numbers()
+        except BaseException:
+            self.close()
+            raise
+        self._unwritten: ErrorRecord | None = None
+        self._counting: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    def announce(self) -> None:
+        """Write the beacon: the tap is ready."""
+        self._beacon.write(self._directory)
+
+    def publish(self, metadata: DumpMetadata, tensors: Mapping[str, TensorView]) -> str:
+        """Publish one dump and return its name, `req_<N>.safetensors`.
+
+        `tensors` holds `token_ids` (I32 `[T]`) and the hidden tensors of the tap's capture spec, `T = extend_len` rows each.
+
+        Raises:
+            PublishError: over budget, disk full, or any other failure of the file system; nothing is left behind.
+            ValueError: the tensors do not fit the metadata or each other: a programming error.
+        """
+        self._check(metadata, tensors)
+        ordered = {name: tensors[name] for name in (TOKEN_IDS, *HIDDEN_TENSORS) if name in tensors}
+        pieces = header.encode(ordered, metadata.to_map(), page_aligned=True)
+        nbytes = round_to_pages(sum(len(piece) for piece in pieces))
+        try:
+            with self._mutex:
+                self._retry_unwritten()
+                self._take_budget(nbytes)
+                try:
+                    name = dump_name(self._take_number())
+                except BaseException:
+                    self._in_flight -= nbytes
+                    raise
+            published = False
+            try:
+                self._write(name, pieces)
+                published = True
+            finally:
+                with self._mutex:
+                    self._in_flight -= nbytes
+                    self._published += nbytes if published else 0
+        except OSError as error:
+            raise PublishError(metadata.rid, f"{self._directory}: {error.strerror or error}") from error
+        return name
+
+    def publish_error(self, rid: str, reason: str) -> None:
+        """Publish `req_<N>.error.json`: a capture that was lost, and why. Bounded in number; never raises.
+
+        Beyond the bound one further record counts the losses and names the last. What cannot be written now (a full tmpfs) is
+        counted too, and written with the next dump or error that is published.
+        """
+        with self._mutex:
+            self._retry_unwritten()
+            if self._unwritten is None and self._has_room_for_record():
+                try:
+                    name = error_name(self._take_number())
+                    self._write(name, [ErrorRecord(rid, reason).encode()])
+                except OSError:
+                    pass
+                else:
+                    self._error_records += 1
+                    return
+            self._unwritten = ErrorRecord(rid, reason, 1 + (self._unwritten.lost if self._unwritten else 0))
+            self._retry_unwritten()
+
+    def close(self) -> None:
+        """Release the lock. Published dumps stay: they belong to the service."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check(self, metadata: DumpMetadata, tensors: Mapping[str, TensorView]) -> None:
+        beacon = self._beacon
+        if metadata.boot_id != beacon.boot_id:
+            raise ValueError(f"the dump is of boot {metadata.boot_id!r}, the tap of {beacon.boot_id!r}")
+        described = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        check_tensors(described, metadata.extend_len)
+        dtype, rows, width = MODEL_DTYPES[beacon.dtype], metadata.extend_len, beacon.hidden_size
+        wanted: dict[str, tuple[str, tuple[int, ...]]] = {TOKEN_IDS: ("I32", (rows,))}
+        if beacon.aux_layer_ids:
+            wanted[AUX_HIDDEN_STATES] = (dtype, (rows, len(beacon.aux_layer_ids), width))
+        if beacon.final in ("post_norm", "both"):
+            wanted[LAST_HIDDEN_STATES] = (dtype, (rows, width))
+        if beacon.final in ("pre_norm", "both"):
+            wanted[LAST_HIDDEN_STATES_PRENORM] = (dtype, (rows, width))
+        if described != wanted:
+            raise ValueError(f"the tap publishes {wanted}, not {described}")
+
+    def _write(self, name: str, pieces: list[bytes | memoryview]) -> None:
+        if self._lock is None:
+            raise OSError("the publisher is closed")
+        unpublished = self._directory / f".{name}"
+        try:
+            descriptor = os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                write_all(descriptor, pieces)
+            finally:
+                os.close(descriptor)
+            rename_noreplace(unpublished, self._directory / name)
+        except BaseException:
+            with suppress(OSError):
+                unpublished.unlink(missing_ok=True)
+            raise
+
+    def _take_budget(self, nbytes: int) -> None:
+        """Reserve `nbytes` of the budget; releases are noticed when the running total would exceed it."""
+        budget = self._beacon.budget_bytes
+        if self._published + self._in_flight + nbytes > budget:
+            self._published, self._error_records, _ = self._scan()
+        if self._published + self._in_flight + nbytes > budget:
+            raise OSError(
+                f"{nbytes} bytes are over the tap's budget: {self._published + self._in_flight} of {budget} are held; "
+                "let the service release dumps, or raise the budget"
+            )
+        self._in_flight += nbytes
+
+    def _scan(self) -> tuple[int, int, int]:
+        """Bytes of dumps that exist, number of error records, and the highest number in use (-1: none)."""
+        nbytes, records, newest = 0, 0, -1
+        for entry in os.scandir(self._directory):
+            number = dump_number(entry.name)
+            if number is not None:
+                with suppress(FileNotFoundError):  # released meanwhile
+                    nbytes += round_to_pages(entry.stat(follow_symlinks=False).st_size)
+            elif (number := error_number(entry.name)) is not None:
+                records += 1
+            newest = max(newest, -1 if number is None else number)
+        return nbytes, records, newest
+
+    def _has_room_for_record(self) -> bool:
+        if self._error_records >= self._max_error_records:
+            with suppress(OSError):
+                self._published, self._error_records, _ = self._scan()
+        return self._error_records < self._max_error_records
+
+    def _retry_unwritten(self) -> None:
+        """Write the record that counts, in place of its last version if that was not read yet."""
+        if self._unwritten is None:
+            return
+        try:
+            if self._counting is None or not self._counting.exists():
+                name = error_name(self._take_number())
+                self._write(name, [self._unwritten.encode()])
+                self._counting = self._directory / name
+                self._unwritten = None
+                return
+            written = ErrorRecord.read(self._counting)
+            sum_of_both = ErrorRecord(self._unwritten.rid, self._unwritten.reason, self._unwritten.lost + written.lost)
+            unpublished = self._directory / f".{self._counting.name}"
+            unpublished.write_bytes(sum_of_both.encode())
+            unpublished.replace(self._counting)
+            self._unwritten = None
+        except (OSError, DumpFormatError):
+            return  # it stays in memory, and is tried again
+
+    def _read_counter(self) -> int:
+        try:
+            return int(read_small(self._directory / COUNTER_NAME, 64))
+        except FileNotFoundError:
+            return 0
+
+    def _take_number(self) -> int:
+        if self._next >= self._reserved_to:
+            self._reserve_numbers()
+        self._next += 1
+        return self._next - 1
+
+    def _reserve_numbers(self) -> None:
+        """Keep the counter's upper bound in a file: no number is used again, even if all dumps were removed meanwhile."""
+        reserved_to = self._next + _NUMBERS_AT_ONCE
+        descriptor = os.open(self._directory / COUNTER_NAME, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            # Always of one length, so that it overwrites in place and needs no space once it is there.
+            os.pwrite(descriptor, b"%020d" % reserved_to, 0)
+        finally:
+            os.close(descriptor)
+        self._reserved_to = reserved_to
