@@ -1,0 +1,226 @@
+"""The HTTP API's bodies, version 1 (contract §5): what the service answers and takes, shared by both sides.
+
+Times are RFC 3339, ids are opaque strings, sizes are bytes, lengths are tokens. Unknown fields in a request are an error.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+FinalName = Literal["post_norm", "pre_norm", "both", "none"]
+DtypeName = Literal["bfloat16", "float16", "float32"]
+
+
+class Request(BaseModel):
+    """A body that the service takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Answer(BaseModel):
+    """A body that the service gives. Newer services may add fields."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Page(Answer, Generic[T]):
+    """One page of a list; ask again with `cursor`, which is null on the last page."""
+
+    items: list[T]
+    cursor: str | None = None
+
+
+class Problem(Answer):
+    """RFC 9457. `line` and `field` name the place in a dataset or body; `errors` lists all that a validation found wrong."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = ""
+    line: int | None = None
+    field: str | None = None
+    errors: list[dict[str, Any]] | None = None
+
+
+class DatasetFromPath(Request):
+    path: str = Field(description="A file below one of the service's dataset roots.")
+
+
+class Dataset(Answer):
+    id: str
+    name: str
+    model: str = Field(description="The tokenizer that the dataset is bound to.")
+    samples: int
+    tokens: int
+    max_tokens: int = Field(description="The longest sample's tokens.")
+    sha256: str = Field(description="Over the canonical (id, ids, mask) records.")
+    created_at: datetime
+
+
+class Capture(Request):
+    """What to capture. By default what the workers are configured to capture; a job that names something else is refused."""
+
+    preset: Literal["eagle3", "speculators", "all-trainers", "mtp"] | None = None
+    aux_layer_ids: list[int] | None = None
+    final: FinalName | None = None
+    identity: Literal["tokens", "count"] | None = Field(
+        default=None, description="How dumps are matched; `count` is strict mode. Default: tokens where a worker can, else count."
+    )
+
+
+class PlacementChoice(Request):
+    order: Literal["dataset", "permutation"] = "dataset"
+    seed: int = 0
+    rows_per_shard: int | None = Field(default=None, ge=1)
+    rows_per_chunk: int | None = Field(default=None, ge=1)
+
+
+class JobRequest(Request):
+    dataset: str
+    store: str = Field(description="Where the store is or will be: a path below one of the service's store roots.")
+    name: str | None = Field(default=None, max_length=200)
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first.")
+    capture: Capture = Capture()
+    placement: PlacementChoice = PlacementChoice()
+    on_over_long: Literal["fail", "truncate", "skip"] = "fail"
+    ignore_space: bool = Field(default=False, description="Accept the job even if the store lacks the space.")
+
+
+class SampleCounts(Answer):
+    total: int
+    pending: int
+    stored: int
+    failed: int
+    cancelled: int
+    skipped: int
+
+
+class Progress(Answer):
+    """Of a job, now. Rates are over the last minute of work; `eta_seconds` is null where it cannot be told."""
+
+    samples: SampleCounts
+    tokens_total: int
+    tokens_stored: int
+    bytes_total: int = Field(description="Bytes of hidden states that the whole job needs.")
+    bytes_stored: int
+    units_total: int
+    units_committed: int
+    tokens_per_second: float
+    bytes_per_second: float
+    eta_seconds: float | None
+
+
+class Job(Answer):
+    id: str
+    name: str
+    state: Literal["planning", "running", "paused", "cancelling", "completed", "cancelled", "failed"]
+    reason: str | None = Field(default=None, description="Why it is in this state, where that needs saying.")
+    priority: int
+    dataset: str
+    store: str
+    model_path: str
+    model_fingerprint: str
+    aux_layer_ids: list[int]
+    final: FinalName
+    dtype: DtypeName
+    identity: Literal["tokens", "count"]
+    progress: Progress
+    failures: dict[str, int] = Field(description="Failed and skipped samples by reason.")
+    workers: dict[str, dict[str, int]] = Field(
+        default_factory=dict, description="By worker name: samples `stored`, `attempts` made, and `lost` attempts."
+    )
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class Sample(Answer):
+    """One sample of a job. `index` is its place in the dataset, `row_start` its first row in the store."""
+
+    index: int
+    id: str
+    status: Literal["pending", "stored", "failed", "cancelled", "skipped"]
+    reason: str | None
+    attempts: int
+    worker: str | None
+    row_start: int
+    length: int
+    digest: str | None = Field(description="XXH3-64 of its bytes, 16 hex digits, once stored.")
+
+
+class PluginDumps(Request):
+    """Dumps by the plugin or the embedded worker. `dir` is the dump root; the worker's taps are below `<dir>/<worker name>/`."""
+
+    kind: Literal["plugin"] = "plugin"
+    dir: str
+
+
+class PlainDumps(Request):
+    """Dumps by a hand-patched server, matched by token count (strict mode): what a beacon would tell is declared here."""
+
+    kind: Literal["plain"]
+    dir: str
+    format: Literal["safetensors", "pt"] = "safetensors"
+    published_by: Literal["rename", "DONE", "meta.json"] = "rename"
+    tensors: dict[str, str] = Field(
+        default_factory=dict, description="Statetap's tensor names to the server's; default: the same."
+    )
+    aux_layer_ids: list[int]
+    final: FinalName
+    model_path: str
+    model_fingerprint: str = Field(min_length=1)
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    dtype: DtypeName
+    chunked_prefill_size: int | None = Field(default=None, ge=1)
+    context_length: int | None = Field(default=None, ge=1)
+    budget_bytes: int = Field(default=8 << 30, ge=1)
+    quiet_period_seconds: float = Field(default=0.0, ge=0, description="How long no dump may appear before a lifecycle closes.")
+
+
+Dumps = Annotated[PluginDumps | PlainDumps, Field(discriminator="kind")]
+
+
+class WorkerRequest(Request):
+    name: Name
+    url: str = Field(pattern=r"^https?://[^\s]+$")
+    dumps: Dumps
+    requests_per_second: float | None = Field(default=None, gt=0, description="A rate limit; none by default.")
+
+
+class Worker(Answer):
+    name: str
+    url: str
+    dumps: Dumps
+    requests_per_second: float | None = None
+    state: Literal["starting", "ready", "suspect", "draining", "refused", "unreachable"]
+    reason: str | None
+    in_flight: int = Field(description="0 or 1: exactly one request is in flight per worker.")
+    requests: int
+    failures: int
+    model_path: str | None
+    model_fingerprint: str | None
+    context_length: int | None
+    dump_bytes: int = Field(description="Bytes of its dumps that are held, or reserved for what is to come.")
+    budget_bytes: int | None
+
+
+class Event(Answer):
+    id: int
+    event: str
+    at: datetime
+    data: dict[str, Any]
+
+
+class Health(Answer):
+    status: Literal["ok", "not ready"]
+    detail: str = ""
