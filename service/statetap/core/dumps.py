@@ -1,0 +1,25 @@
+"""What core knows of a dump: facts, never bytes of hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpFacts:
+    """A published dump. `dump_id` is unique per worker, `sequence` its counter, `nbytes` the bytes that it holds there.
+
+    A plugin dump has a `rid` and covers rows `[prefix_len, prefix_len + rows)`; `token_ids` are its rows' ids as little-endian
+    int32 bytes. A plain dump has neither. `tensors` maps each hidden tensor's name to (dtype, shape), dtype as the model's.
+    """
+
+    dump_id: str
+    sequence: int
+    rows: int
+    nbytes: int
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    rid: str | None = None
+    prefix_len: int = 0
+    prompt_len: int | None = None
+    retraction_count: int = 0
+    token_ids: bytes | None = None
