@@ -1,0 +1,213 @@
+"""Gives every free worker something to do: a unit that waits for a worker, or the next one of the most urgent job.
+
+A unit's bytes are reserved in the worker's dump directory before it is leased, so that a started unit can always finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from structlog.typing import FilteringBoundLogger
+
+from statetap.core.records import JobRecord, JobState, SampleStatus
+from statetap.core.reservation import unit_dump_bytes
+from statetap.core.routing import UnitId
+from statetap.runtime.driver import WorkerDriver
+from statetap.runtime.open_datasets import OpenDatasets
+from statetap.runtime.pool import WorkerPool
+from statetap.runtime.turn import Turn
+from statetap.runtime.unit_run import Ending, RunPorts, UnitRun
+from statetap.telemetry import events
+
+# A unit that was given back so often, one time after the other, is not to be tried on and on: its job is paused.
+STRIKES = 3
+PAUSE_AFTER_ERROR_SECONDS = 1.0
+
+
+class Dispatcher:
+    """Owns the runs. `jobs` are those that are not over.
+
+    `on_ending` hears of each run that ended, `on_attempt` of (job, worker, `attempts` or `lost`), `on_strike` of a job to pause.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        jobs: Mapping[str, JobRecord],
+        pool: WorkerPool,
+        datasets: OpenDatasets,
+        ports: RunPorts,
+        *,
+        on_ending: Callable[[Ending], Awaitable[None]],
+        on_attempt: Callable[[str, str, str], None],
+        on_strike: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._jobs = jobs
+        self._owner = owner
+        self._pool = pool
+        self._datasets = datasets
+        self._ports = ports
+        self._on_ending = on_ending
+        self._on_attempt = on_attempt
+        self._on_strike = on_strike
+        self._runs: dict[UnitId, UnitRun] = {}
+        self._turns: dict[str, UnitId] = {}
+        self._strikes: Counter[UnitId] = Counter()
+        self._endings: asyncio.Queue[Ending] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def _log(self) -> FilteringBoundLogger:
+        return self._ports.log
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._dispatch(), name="dispatch"),
+            asyncio.create_task(self._end_runs(), name="endings"),
+            asyncio.create_task(self._renew(), name="leases"),
+        ]
+        self._pool.changed.set()
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Lease no more; wait for what is in flight or being written, within the limit; leave the rest to the next start."""
+        self._tasks[0].cancel()
+        for run in self._runs.values():
+            run.close_to_workers()
+        deadline = self._ports.clock.monotonic() + drain_seconds
+        while (self._turns or any(run.finishing for run in self._runs.values())) and self._ports.clock.monotonic() < deadline:
+            await self._ports.clock.sleep(0.05)
+        for run in list(self._runs.values()):
+            await run.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def open_runs(self, job: str) -> list[UnitRun]:
+        return [run for (of, _), run in self._runs.items() if of == job]
+
+    # --- who does what --------------------------------------------------------------------------------------------------
+
+    async def _dispatch(self) -> None:
+        while True:
+            await self._pool.changed.wait()
+            self._pool.changed.clear()
+            try:
+                for driver in self._pool.drivers:
+                    if driver.ready and driver.turn is None and (run := await self._find_run(driver)) is not None:
+                        self._give_turn(driver, run)
+            except Exception:  # noqa: BLE001 - whatever it was, the next one must still be served
+                self._log.exception(events.DISPATCH_FAILED)
+                await self._ports.clock.sleep(PAUSE_AFTER_ERROR_SECONDS)
+                self._pool.changed.set()
+
+    def _give_turn(self, driver: WorkerDriver, run: UnitRun) -> None:
+        async def turn() -> None:
+            try:
+                await Turn(run, driver, self._elsewhere(run)).take()
+            except Exception as error:  # noqa: BLE001 - a turn must not fail silently
+                self._log.exception(events.UNIT_CRASHED, job=run.id[0], unit=run.id[1], worker=driver.name)
+                await run.abandon(f"{type(error).__name__}: {error}", give_back=True)
+            finally:
+                driver.turn = None
+                del self._turns[driver.name]
+                self._pool.changed.set()
+
+        self._turns[driver.name] = run.id
+        driver.turn = asyncio.create_task(turn(), name=f"turn {driver.name}")
+
+    def _elsewhere(self, run: UnitRun) -> Callable[[Sequence[str]], bool]:
+        return lambda excluded: self._pool.another_serves(run.spec, excluded)
+
+    async def _find_run(self, driver: WorkerDriver) -> UnitRun | None:
+        """An open unit with samples that wait for a worker like this one, else a new lease."""
+        if driver.tap is None:
+            return None
+        for run in self._runs.values():
+            need = run.dump_bytes(driver.tap.chunked_prefill_size)
+            if run.id in self._turns.values() or not self._pool.serves(driver.tap, run.spec) or need > driver.capacity_bytes:
+                continue
+            if run.next_for(driver.name, self._elsewhere(run)) is None:
+                continue
+            if not driver.fits(run.id, need):
+                # Its turn comes before any new unit, or it might wait for ever.
+                return None
+            driver.reserve(run.id, need)
+            return run
+        for job in sorted(self._jobs.values(), key=lambda job: (-job.priority, job.created_at)):
+            if job.state is JobState.RUNNING and self._pool.serves(driver.tap, job.spec):
+                leased = await self._lease(driver, job)
+                if leased is not None:
+                    return leased
+        return None
+
+    async def _lease(self, driver: WorkerDriver, job: JobRecord) -> UnitRun | None:
+        """Reserve the bytes of the job's next unit, then lease it. None: there is no unit, or no room for it now."""
+        ledger, clock = self._ports.ledger, self._ports.clock
+        unit = await ledger.peek_unit(job.id, now=clock.now())
+        if unit is None or driver.tap is None:
+            return None
+        samples = await ledger.unit_samples(job.id, unit.index)
+        lengths = (s.length for s in samples if s.status is SampleStatus.PENDING)
+        need = unit_dump_bytes(lengths, job.spec.capture.hidden_arrays(job.spec.model), driver.tap.chunked_prefill_size)
+        key = (job.id, unit.index)
+        if not driver.fits(key, need):
+            return None
+        driver.reserve(key, need)
+        lease = await ledger.lease_unit(job.id, self._owner, now=clock.now(), ttl_seconds=self._ports.settings.lease_seconds)
+        if lease is None or lease.unit.index != unit.index:
+            driver.free(key)
+            if lease is not None:
+                await ledger.give_back(lease)
+            return None
+        dataset = await self._datasets.get(job.spec.dataset)
+        run = UnitRun(
+            lease,
+            job.spec,
+            samples,
+            dataset,
+            self._ports,
+            changed=self._pool.changed.set,
+            attempted=lambda worker, what: self._on_attempt(job.id, worker, what),
+            ended=self._endings.put_nowait,
+        )
+        self._log.info(
+            events.UNIT_LEASED, job=job.id, unit=unit.index, worker=driver.name, fence=lease.fence, samples=len(samples)
+        )
+        self._runs[key] = self._pool.inboxes.open[key] = run
+        self._pool.inboxes.expected_back.discard(key)
+        run.recall(self._pool.drivers)
+        return run
+
+    # --- what became of it ----------------------------------------------------------------------------------------------
+
+    async def _end_runs(self) -> None:
+        """One ending after the other, so that what is recorded of a job is recorded in order."""
+        while True:
+            ending = await self._endings.get()
+            self._runs.pop(ending.unit, None)
+            self._pool.inboxes.open.pop(ending.unit, None)
+            self._pool.free_everywhere(ending.unit)
+            try:
+                await self._on_ending(ending)
+                await self._count_strike(ending)
+            except Exception:  # noqa: BLE001 - whatever it was, the next one must still be served
+                self._log.exception(events.DISPATCH_FAILED)
+            self._pool.changed.set()
+
+    async def _count_strike(self, ending: Ending) -> None:
+        if ending.counts is not None:
+            self._strikes.pop(ending.unit, None)
+            return
+        self._strikes[ending.unit] += 1
+        if self._strikes[ending.unit] >= STRIKES:
+            del self._strikes[ending.unit]
+            await self._on_strike(ending.unit[0], ending.reason or "")
+
+    async def _renew(self) -> None:
+        while True:
+            await self._ports.clock.sleep(self._ports.settings.lease_seconds / 3)
+            await self._ports.ledger.renew_leases(
+                self._owner, now=self._ports.clock.now(), ttl_seconds=self._ports.settings.lease_seconds
+            )

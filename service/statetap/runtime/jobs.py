@@ -1,0 +1,120 @@
+"""What people do with jobs: submit them, look at them, pause, resume, cancel, and try failed samples again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from structlog.typing import FilteringBoundLogger
+
+from statetap.core.job import CancelAsked, PauseAsked, ResumeAsked, RetryAsked
+from statetap.core.records import JobState
+from statetap.ports import Ledger, Page
+from statetap.runtime.admission import Admission
+from statetap.runtime.job_course import JobCourse
+from statetap.runtime.job_states import JobStates
+from statetap.runtime.pool import WorkerPool
+from statetap.runtime.views import JobSubmission, JobView, Refused
+from statetap.telemetry import events
+
+PAUSED_BY_HAND = "asked for"
+
+
+class JobDesk:
+    """Implements `views.Jobs`."""
+
+    def __init__(
+        self,
+        states: JobStates,
+        admission: Admission,
+        course: JobCourse,
+        pool: WorkerPool,
+        ledger: Ledger,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._states = states
+        self._admission = admission
+        self._course = course
+        self._pool = pool
+        self._ledger = ledger
+        self._log = log
+        self._lock = asyncio.Lock()
+
+    async def submit(self, submission: JobSubmission, *, idempotency_key: str | None, request_hash: str) -> tuple[JobView, bool]:
+        async with self._lock:
+            if idempotency_key is not None and (known := await self._ledger.idempotent(idempotency_key, request_hash)):
+                return await self.view(known), False
+            try:
+                job, store_bytes = await self._admission.record(submission)
+            except Refused as refused:
+                self._log.info(
+                    events.JOB_REFUSED,
+                    dataset=submission.dataset,
+                    store=submission.store,
+                    field=refused.field,
+                    reason=refused.detail,
+                )
+                raise
+            if idempotency_key is not None:
+                await self._ledger.record_idempotent(idempotency_key, request_hash, job.id, at=job.created_at)
+        samples, tokens, units = job.counts.samples, job.counts.tokens_total, job.counts.units_total
+        await self._states.append_event(
+            job.id, events.JOB_SUBMITTED, samples=samples, tokens=tokens, units=units, bytes=store_bytes
+        )
+        self._log.info(
+            events.JOB_SUBMITTED,
+            job=job.id,
+            dataset=job.spec.dataset,
+            store=job.spec.store,
+            samples=samples,
+            tokens=tokens,
+            units=units,
+            bytes=store_bytes,
+        )
+        self._course.begin_preparing(job.id)
+        return await self.view(job.id), True
+
+    async def view(self, job: str) -> JobView:
+        return await self._states.view(job)
+
+    async def list(self, *, limit: int, cursor: str | None) -> Page[JobView]:
+        page = await self._ledger.jobs(limit=limit, cursor=cursor)
+        return Page([await self.view(job.id) for job in page.items], page.cursor)
+
+    async def pause(self, job: str) -> JobView:
+        before = await self._states.current(job)
+        record = await self._states.move(job, PauseAsked(), PAUSED_BY_HAND)
+        if record.state is not before.state:
+            await self._states.append_event(job, events.JOB_PAUSED, reason=PAUSED_BY_HAND)
+            self._log.info(events.JOB_PAUSED, job=job, reason=PAUSED_BY_HAND)
+        return await self.view(job)
+
+    async def resume(self, job: str) -> JobView:
+        before = await self._states.current(job)
+        record = await self._states.move(job, ResumeAsked())
+        if record.state is not before.state:
+            await self._states.append_event(job, events.JOB_RESUMED)
+            self._log.info(events.JOB_RESUMED, job=job)
+            await self._course.went_on(job)
+        return await self.view(job)
+
+    async def cancel(self, job: str) -> JobView:
+        if (await self._states.current(job)).state is not JobState.CANCELLED:
+            await self._course.stop_preparing(job)
+            await self._states.move(job, CancelAsked())
+            await self._course.finish_cancelling(job)
+        return await self.view(job)
+
+    async def retry(self, job: str) -> JobView:
+        """Failed samples again, in new units after all others of the store."""
+        async with self._lock:
+            units, samples = await self._admission.plan_retry(await self._states.current(job))
+            await self._states.move(job, RetryAsked())
+            await self._ledger.append_units(job, units, samples)
+            await self._states.reread(job)
+        await self._states.append_event(job, events.JOB_RETRIED, samples=len(samples), units=len(units))
+        self._log.info(events.JOB_RETRIED, job=job, samples=len(samples), units=len(units))
+        self._course.begin_preparing(job)
+        return await self.view(job)
+
+    async def wait_for_event(self, job: str, after: int, *, timeout_seconds: float) -> None:
+        await self._states.wait_for_event(job, after, timeout_seconds=timeout_seconds)

@@ -1,0 +1,90 @@
+"""The store's `samples/*` arrays: a projection of the ledger, written by the service alone, every few seconds and at the end.
+
+Written in runs of consecutive samples, so that a commit touches only the runs that its samples are in. Rebuilt at start for
+every job that is not over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+from structlog.typing import FilteringBoundLogger
+
+from statetap.core.records import JobRecord, SampleRecord
+from statetap.ports import Clock, Ledger, SampleColumns, Store, StoreError
+from statetap.telemetry import events
+
+SAMPLES_PER_RUN = 1 << 14
+# Of the time, what projecting may take: a job whose runs are all dirty is projected less often.
+SHARE_OF_TIME = 0.1
+
+
+class Projector:
+    """Keeps `samples/*` of every running job's store close behind the ledger."""
+
+    def __init__(self, ledger: Ledger, store: Store, clock: Clock, interval_seconds: float, log: FilteringBoundLogger) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._log = log
+        self._dirty: dict[str, set[int]] = defaultdict(set)
+        self._jobs: dict[str, JobRecord] = {}
+        self._lock = asyncio.Lock()
+
+    def mark(self, job: JobRecord, samples: Iterable[int] | None = None) -> None:
+        """These samples (dataset indexes; None: all) are no longer what the store says."""
+        self._jobs[job.id] = job
+        runs = range(-(-job.counts.samples // SAMPLES_PER_RUN)) if samples is None else (s // SAMPLES_PER_RUN for s in samples)
+        self._dirty[job.id].update(runs)
+
+    async def flush(self, job: str) -> None:
+        """Write what is dirty of a job. StoreError: it stays dirty."""
+        async with self._lock:
+            dirty = self._dirty.pop(job, set())
+            record = self._jobs.get(job)
+            if record is None:
+                return
+            while dirty:
+                run = min(dirty)
+                try:
+                    await self._write(record, run)
+                except BaseException:
+                    self._dirty[job] |= dirty
+                    raise
+                dirty.discard(run)
+            self._log.debug(events.PROJECTION_WRITTEN, job=job)
+
+    async def _write(self, job: JobRecord, run: int) -> None:
+        records = await self._ledger.sample_range(job.id, run * SAMPLES_PER_RUN, SAMPLES_PER_RUN)
+        if records:
+            await self._store.write_samples(job.spec.store, columns(records, job.spec.first_sample))
+
+    async def run(self) -> None:
+        """Project until cancelled."""
+        pause = self._interval_seconds
+        while True:
+            await self._clock.sleep(pause)
+            began = self._clock.monotonic()
+            for job in list(self._dirty):
+                try:
+                    await self.flush(job)
+                except StoreError as error:
+                    self._log.warning(events.PROJECTION_FAILED, job=job, reason=str(error))
+            pause = max(self._interval_seconds, (self._clock.monotonic() - began) / SHARE_OF_TIME)
+
+
+def columns(records: list[SampleRecord], first_sample: int) -> SampleColumns:
+    """Consecutive samples of a job as columns of its store, where its sample 0 is sample `first_sample`."""
+    return SampleColumns(
+        first=first_sample + records[0].sample,
+        ids=[r.id for r in records],
+        row_start=np.array([r.row_start for r in records], dtype=np.int64),
+        length=np.array([r.length for r in records], dtype=np.int32),
+        status=np.array([r.status for r in records], dtype=np.uint8),
+        next_token=np.array([r.next_token for r in records], dtype=np.int32),
+        digest=np.array([r.digest for r in records], dtype=np.uint64),
+    )

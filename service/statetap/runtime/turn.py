@@ -1,0 +1,93 @@
+"""A turn: one worker lent to one unit's run, until no sample waits for it any more.
+
+By tokens the next request leaves as soon as the answer to the last one is in, while its capture is still being collected; by
+count the next request waits until the lifecycle before it is closed, and a fence stands wherever two might be confused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from statetap.core import unit_messages as msg
+from statetap.core.capture import Refusal, RefusalReason
+from statetap.core.spec import Identity
+from statetap.ports import GenerateSample, InferenceError, RecordedAnswer, RequestRefused
+from statetap.runtime.driver import WorkerDriver
+from statetap.runtime.gate import FenceFailed, StrictGate
+from statetap.runtime.unit_run import UnitRun
+from statetap.telemetry import events
+
+PERMANENT_REFUSALS = frozenset({400, 413, 422})
+
+
+class Turn:
+    """`elsewhere` says whether a worker that is not among the given ones could take a sample of this unit."""
+
+    def __init__(self, run: UnitRun, driver: WorkerDriver, elsewhere: Callable[[Sequence[str]], bool]) -> None:
+        self._run = run
+        self._driver = driver
+        self._elsewhere = elsewhere
+
+    async def take(self) -> None:
+        """Ask the worker for every sample that waits, until none does or the worker is not ready any more."""
+        run, driver = self._run, self._driver
+        while driver.ready and (sample := run.next_for(driver.name, self._elsewhere)) is not None:
+            await driver.pace()
+            if driver.gate is None:
+                await self._send(sample, run.assign(sample, driver.name, Identity.TOKENS, None))
+            elif await self._pass(driver.gate, run.length(sample)):
+                await self._ask_strictly(driver.gate, sample)
+            else:
+                return
+
+    async def _pass(self, gate: StrictGate, length: int) -> bool:
+        """Make sure that the dump of a sample of this length cannot be mistaken for another's."""
+        if gate.may_send(length):
+            return True
+        try:
+            await self._driver.fence(gate, self._run.waiting_lengths())
+        except (FenceFailed, InferenceError, ValueError) as error:
+            self._run.log.warning(events.REQUEST_FAILED, worker=self._driver.name, reason=f"fence: {error}")
+            await self._driver.rest()
+            return False
+        return self._driver.ready
+
+    async def _ask_strictly(self, gate: StrictGate, sample: int) -> None:
+        run, driver = self._run, self._driver
+        length = run.length(sample)
+        rid = run.assign(sample, driver.name, Identity.COUNT, gate.chunk)
+        outcome = run.await_attempt(rid, lambda: driver.look_again(gate.quiet_period_seconds))
+        driver.begin_lifecycle(rid)
+        gate.sent(length)
+        captured = False
+        try:
+            await self._send(sample, rid)
+            captured = await outcome
+        finally:
+            driver.end_lifecycle()
+            if not captured:
+                gate.doubt(length)
+
+    async def _send(self, sample: int, rid: str) -> None:
+        """Send one request and post what came of it."""
+        run, driver = self._run, self._driver
+        if (stranger := run.outside_vocabulary(sample)) is not None:
+            # One such id kills an SGLang server.
+            self._fail(rid, RefusalReason.OUTSIDE_VOCABULARY, f"the model has no token id {stranger}", msg.Fault.SAMPLE)
+            return
+        try:
+            answer = await driver.ask(GenerateSample(rid, run.tokens(sample), rid))
+        except asyncio.CancelledError:
+            self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name} was taken away", msg.Fault.ATTEMPT)
+            raise
+        except InferenceError as error:
+            run.log.warning(events.REQUEST_FAILED, worker=driver.name, rid=rid, reason=str(error))
+            permanent = isinstance(error, RequestRefused) and error.status in PERMANENT_REFUSALS
+            fault = msg.Fault.SAMPLE if permanent else msg.Fault.ATTEMPT
+            self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name}: {error}", fault)
+            return
+        run.take_answer(RecordedAnswer(rid, sample, driver.name, answer.next_token), answer)
+
+    def _fail(self, rid: str, reason: RefusalReason, detail: str, fault: msg.Fault) -> None:
+        self._run.post(msg.RequestFailed(rid, str(Refusal(reason, detail)), fault))

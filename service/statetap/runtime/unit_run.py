@@ -1,0 +1,378 @@
+"""One leased unit, from its first request to its commit: the shell around the unit machine.
+
+The machine decides; here each of its commands becomes one effect that posts exactly one event back, failures included. Requests
+are sent by the turns that workers lend the run (`turn`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from structlog.typing import FilteringBoundLogger
+
+from statetap.core import unit_messages as msg
+from statetap.core.capture import Expected
+from statetap.core.dumps import DumpFacts
+from statetap.core.records import JobCounts, JobSpec, SampleRecord, SampleStatus, SampleVerdict, ShardObject, UnitLease
+from statetap.core.reservation import unit_dump_bytes
+from statetap.core.routing import UnitId
+from statetap.core.spec import Identity
+from statetap.core.unit import UnitKey, UnitMachine, UnitPhase, UnitSample
+from statetap.ports import (
+    AnswerJournal,
+    CaptureInspector,
+    Clock,
+    Dump,
+    GenerateAnswer,
+    LeaseLost,
+    Ledger,
+    OpenDataset,
+    RecordedAnswer,
+    Segment,
+    ShardWriter,
+    StoreError,
+    StoreFull,
+    UnitWrite,
+)
+from statetap.runtime.driver import WorkerDriver
+from statetap.settings import Runtime
+from statetap.telemetry import events
+from statetap.telemetry.metrics import Metrics
+
+LONGEST_BACKOFF_SECONDS = 30.0
+WRITE_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunPorts:
+    """What every run of a host shares."""
+
+    clock: Clock
+    settings: Runtime
+    ledger: Ledger
+    writer: ShardWriter
+    inspector: CaptureInspector
+    answers: AnswerJournal
+    metrics: Metrics
+    log: FilteringBoundLogger
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: `counts` are the job's after the commit; without them the unit was given back, for `reason`."""
+
+    unit: UnitId
+    counts: JobCounts | None
+    verdicts: tuple[SampleVerdict, ...]
+    reason: str | None
+
+
+class UnitRun:
+    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once."""
+
+    def __init__(
+        self,
+        lease: UnitLease,
+        spec: JobSpec,
+        samples: Sequence[SampleRecord],
+        dataset: OpenDataset,
+        ports: RunPorts,
+        *,
+        changed: Callable[[], None],
+        attempted: Callable[[str, str], None],
+        ended: Callable[[Ending], None],
+    ) -> None:
+        self.lease = lease
+        self.spec = spec
+        self.id: UnitId = (lease.unit.job, lease.unit.index)
+        self.arrays = spec.capture.hidden_arrays(spec.model)
+        self._rows = {s.sample: s for s in samples if s.status is SampleStatus.PENDING}
+        self._tokens = {index: dataset.input_ids(index)[: s.length] for index, s in self._rows.items()}
+        self.machine = UnitMachine(
+            UnitKey(*self.id, lease.fence),
+            [UnitSample(i, Expected(t.astype("<i4", copy=False).tobytes(), self.arrays)) for i, t in self._tokens.items()],
+            attempts_per_sample=ports.settings.attempts_per_sample,
+        )
+        self._ports = ports
+        self.log = ports.log.bind(job=self.id[0], unit=self.id[1])
+        self._changed = changed
+        self._attempted = attempted
+        self._ended = ended
+        self._dumps: dict[str, Dump] = {}
+        self._facts: dict[str, DumpFacts] = {}
+        self._not_before: dict[int, float] = {}
+        self._overdue: dict[str, asyncio.Task[None]] = {}
+        self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._releases: list[asyncio.Task[None]] = []
+        self._writes = 0
+        self._closed_to_workers = False
+
+    # --- what it needs of a worker ----------------------------------------------------------------------------------------
+
+    def dump_bytes(self, chunk: int | None) -> int:
+        """What its dumps may take in a worker's dump directory."""
+        return unit_dump_bytes((s.length for s in self._rows.values()), self.arrays, chunk)
+
+    def next_for(self, worker: str, may_go_elsewhere: Callable[[Sequence[str]], bool]) -> int | None:
+        """The next sample to ask this worker for: its back-off is over, and rather one that has not failed on this worker."""
+        if self._closed_to_workers:
+            return None
+        now = self._ports.clock.monotonic()
+        for sample in self.machine.waiting():
+            if self._not_before.get(sample, 0.0) > now:
+                continue
+            failed_on = self.machine.failed_on(sample)
+            if worker not in failed_on or not may_go_elsewhere(failed_on):
+                return sample
+        return None
+
+    def close_to_workers(self) -> None:
+        """Ask no worker for anything any more; what is in flight may end."""
+        self._closed_to_workers = True
+
+    @property
+    def finishing(self) -> bool:
+        """Whether it is being written or committed."""
+        return self.machine.state in (UnitPhase.WRITING, UnitPhase.COMMITTING)
+
+    def waiting_lengths(self) -> set[int]:
+        """Rows of the samples that wait for a worker."""
+        return {self._rows[sample].length for sample in self.machine.waiting()}
+
+    def length(self, sample: int) -> int:
+        return self._rows[sample].length
+
+    def tokens(self, sample: int) -> NDArray[np.int32]:
+        return self._tokens[sample]
+
+    def outside_vocabulary(self, sample: int) -> int | None:
+        """A token id of the sample that the model does not have, None if there is none."""
+        tokens = self._tokens[sample]
+        least, most = int(tokens.min()), int(tokens.max())
+        return least if least < 0 else most if most >= self.spec.model.vocab_size else None
+
+    def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None) -> str:
+        """Begin an attempt at this worker; returns its rid."""
+        self._attempted(worker, "attempts")
+        (command,) = self.machine.handle(msg.Assigned(sample, worker, identity, chunk))
+        assert isinstance(command, msg.SendRequest)  # noqa: S101 - what the machine promises for Assigned
+        return command.rid
+
+    def await_attempt(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[bool]:
+        """Strict mode: resolves when the attempt is over, to whether it was accepted. `look_again` closes its lifecycle."""
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._strict[rid] = (outcome, look_again)
+        return outcome
+
+    def take_answer(self, recorded: RecordedAnswer, answer: GenerateAnswer) -> None:
+        """The answer is in: from here on the capture has so much time to become complete."""
+        self._ports.answers.record(*self.id, recorded)
+        self._overdue[answer.rid] = self._spawn(self._wait_until_overdue(answer.rid))
+        self.post(msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token))
+
+    # --- what was there before ------------------------------------------------------------------------------------------
+
+    def recall(self, drivers: Sequence[WorkerDriver]) -> None:
+        """Use what an earlier lease of this unit left in shared memory instead of asking again."""
+        for answer in self._ports.answers.recall(*self.id):
+            if answer.sample in self._rows:
+                self.post(msg.Recalled(answer.rid, answer.sample, answer.worker, answer.next_token))
+        for driver in drivers:
+            for rid, facts, dump in driver.take_parked(self.id):
+                self.take_dump(rid, facts, dump)
+        self.post(msg.RecallEnded())
+
+    # --- events in, effects out -----------------------------------------------------------------------------------------
+
+    def take_dump(self, rid: str, facts: DumpFacts, dump: Dump) -> None:
+        self._dumps[facts.dump_id], self._facts[facts.dump_id] = dump, facts
+        self.post(msg.DumpPublished(rid, facts))
+
+    def take_loss(self, rid: str, reason: str) -> None:
+        self.post(msg.CaptureLost(rid, reason))
+
+    def post(self, event: msg.UnitEvent) -> None:
+        for command in self.machine.handle(event):
+            self._execute(command)
+
+    def _execute(self, command: msg.UnitCommand) -> None:
+        match command:
+            case msg.DigestDumps(rid, dump_ids):
+                self._spawn(self._digest(rid, dump_ids))
+            case msg.InspectCapture(rid, dump_ids):
+                self._spawn(self._inspect(rid, dump_ids))
+            case msg.CloseLifecycle(rid):
+                self._spawn(self._close_lifecycle(rid))
+            case msg.CaptureAccepted():
+                self._accepted(command)
+            case msg.AttemptFailed():
+                self._failed(command)
+            case msg.WriteUnit(captures):
+                self._spawn(self._write(captures))
+            case msg.RecordCommit(verdicts, objects):
+                self._spawn(self._commit(verdicts, objects))
+            case msg.GiveBack(reason):
+                self._spawn(self.abandon(reason, give_back=True))
+            case msg.ReleaseDumps(dump_ids):
+                self._releases.append(self._spawn(self._release([self._forget(dump_id) for dump_id in dump_ids])))
+
+    def _forget(self, dump_id: str) -> Dump:
+        del self._facts[dump_id]
+        return self._dumps.pop(dump_id)
+
+    async def _release(self, dumps: Sequence[Dump]) -> None:
+        """In a thread: to unlink a gigabyte takes the better part of a tenth of a second."""
+
+        def release() -> None:
+            for dump in dumps:
+                dump.release()
+
+        try:
+            await asyncio.to_thread(release)
+        except OSError as error:
+            self.log.warning(events.DUMP_REJECTED, reason=f"cannot be removed: {error}")
+
+    async def _digest(self, rid: str, dump_ids: tuple[str, ...]) -> None:
+        digests = {dump_id: await self._ports.inspector.digest(self._dumps[dump_id].views) for dump_id in dump_ids}
+        self.post(msg.DumpsDigested(rid, digests))
+
+    async def _inspect(self, rid: str, dump_ids: tuple[str, ...]) -> None:
+        report = await self._ports.inspector.inspect([self._dumps[dump_id].views for dump_id in dump_ids], self.arrays)
+        self.post(msg.CaptureInspected(rid, report.digest, report.refusal))
+
+    async def _close_lifecycle(self, rid: str) -> None:
+        await self._strict[rid][1]()
+        self.post(msg.LifecycleClosed(rid))
+
+    async def _wait_until_overdue(self, rid: str) -> None:
+        await self._ports.clock.sleep(self._ports.settings.capture_timeout_seconds)
+        self.post(msg.CaptureOverdue(rid))
+
+    def _accepted(self, event: msg.CaptureAccepted) -> None:
+        self._settle(event.rid, captured=True)
+        if event.recalled:
+            self.log.info(events.CAPTURE_ADOPTED, sample=event.sample, rid=event.rid)
+
+    def _failed(self, event: msg.AttemptFailed) -> None:
+        self._attempted(event.worker, "lost")
+        self._ports.metrics.capture_refusals_total.labels(reason=event.reason.split(":", 1)[0]).inc()
+        log = self.log.bind(sample=event.sample, rid=event.rid, worker=event.worker, reason=event.reason)
+        log.warning(events.CAPTURE_REFUSED)
+        if event.final:
+            log.warning(events.SAMPLE_FAILED)
+        else:
+            failures = len(self.machine.failed_on(event.sample))
+            delay = min(self._ports.settings.retry_backoff_seconds * 2 ** (failures - 1), LONGEST_BACKOFF_SECONDS)
+            self._not_before[event.sample] = self._ports.clock.monotonic() + delay
+            log.warning(events.SAMPLE_RETRIED, delay_seconds=delay)
+            self._spawn(self._wake_after(delay))
+        self._settle(event.rid, captured=False)
+
+    def _settle(self, rid: str, *, captured: bool) -> None:
+        """An attempt is over, one way or the other."""
+        if (overdue := self._overdue.pop(rid, None)) is not None and overdue is not asyncio.current_task():
+            overdue.cancel()
+        if (strict := self._strict.pop(rid, None)) is not None and not strict[0].done():
+            strict[0].set_result(captured)
+
+    async def _wake_after(self, seconds: float) -> None:
+        await self._ports.clock.sleep(seconds)
+        self._changed()
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    async def _write(self, captures: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
+        unit = self.lease.unit
+        write = UnitWrite(
+            location=self.spec.store,
+            arrays=self.arrays,
+            geometry=self.spec.geometry,
+            row_start=unit.row_start,
+            rows=unit.rows,
+            fence=self.lease.fence,
+            segments=self._segments(captures),
+        )
+        try:
+            if self.lease.fence > 1 or self._writes:
+                # An earlier lease may have published objects and died before its commit: they do not count.
+                await self._ports.writer.discard(self.spec.store, self.arrays, self.spec.geometry, unit.row_start, unit.rows)
+            objects = await self._ports.writer.write(write)
+        except StoreError as error:
+            self._writes += 1
+            final = self._writes >= WRITE_ATTEMPTS and not isinstance(error, StoreFull)
+            self.log.warning(events.UNIT_WRITE_FAILED, reason=str(error), attempt=self._writes)
+            if not final:
+                await self._ports.clock.sleep(min(2.0**self._writes, LONGEST_BACKOFF_SECONDS))
+            self.post(msg.WriteFailed(f"store: {error}", final))
+        else:
+            self.log.debug(events.UNIT_WRITTEN, objects=len(objects), bytes=sum(o.nbytes for o in objects))
+            self.post(msg.UnitWritten(objects))
+
+    def _segments(self, captures: tuple[tuple[int, tuple[str, ...]], ...]) -> list[Segment]:
+        """Every dump's hidden tensors at their rows within the unit, by array, in row order."""
+        segments = []
+        for array in self.arrays:
+            for sample, dump_ids in captures:
+                row = self._rows[sample].row_start - self.lease.unit.row_start
+                for dump_id in dump_ids:
+                    segments.append(Segment(array.name, row, self._dumps[dump_id].views[array.name]))
+                    row += self._facts[dump_id].rows
+        return segments
+
+    async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
+        row_bytes = sum(array.row_bytes for array in self.arrays)
+        stored = [self._rows[v.sample].length for v in verdicts if v.status is SampleStatus.STORED]
+        try:
+            counts = await self._ports.ledger.commit_unit(
+                self.lease, verdicts, objects, bytes_stored=sum(stored) * row_bytes, at=self._ports.clock.now()
+            )
+        except LeaseLost as error:
+            self.log.warning(events.UNIT_LEASE_LOST, reason=str(error))
+            await self.abandon(str(error), give_back=False)
+            return
+        self.post(msg.CommitRecorded())
+        self._ports.answers.forget(*self.id)
+        await asyncio.gather(*self._releases)
+        self._ended(Ending(self.id, counts, verdicts, None))
+
+    async def abandon(self, reason: str, *, give_back: bool) -> None:
+        """End the run without a commit: its dumps are released, and the unit is given back unless the lease is lost anyway."""
+        if self.machine.state in (UnitPhase.COMMITTED, UnitPhase.ABANDONED):
+            return
+        self.post(msg.Abandoned(reason, release=True))
+        for rid in (*self._overdue, *self._strict):
+            self._settle(rid, captured=False)
+        self._ports.answers.forget(*self.id)
+        if give_back:
+            await self._ports.ledger.give_back(self.lease)
+            self.log.info(events.UNIT_GIVEN_BACK, reason=reason)
+        await asyncio.gather(*self._releases)
+        self._ended(Ending(self.id, None, (), reason))
+
+    async def stop(self) -> None:
+        """Leave everything where it is: the lease, the dumps and the answers are taken up again at the next start."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.machine.state not in (UnitPhase.COMMITTED, UnitPhase.ABANDONED):
+            self.post(msg.Abandoned("the service stops", release=False))
+
+    def _spawn(self, effect: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._guard(effect), name=f"unit {self.id[0]}/{self.id[1]}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guard(self, effect: Coroutine[Any, Any, None]) -> None:
+        """No effect fails silently: an error that nobody foresaw gives the unit back, so that it is done again."""
+        try:
+            await effect
+        except Exception as error:
+            self.log.exception(events.UNIT_CRASHED)
+            await self.abandon(f"{type(error).__name__}: {error}", give_back=True)

@@ -1,0 +1,1 @@
+"""What the service says of itself: log lines by structlog, metrics for Prometheus."""
