@@ -1,0 +1,103 @@
+"""A dataset's file: an Arrow IPC file with the columns `id`, `input_ids` and `loss_mask`, in dataset order.
+
+The schema's metadata says what the dataset is bound to. Its sha256 is known only at the end, and so stands in the metadata of a
+last record batch that has no rows.
+
+`sha256` is over canonical records and so independent of how a dataset was sent: the SHA-256 of the SHA-256s of all samples'
+records in order. A record is the id's UTF-8 length (uint32), the id, the number of tokens (uint32), the ids (int32) and the mask
+(uint8), little-endian.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+COLUMNS = pa.schema([("id", pa.string()), ("input_ids", pa.large_list(pa.int32())), ("loss_mask", pa.large_list(pa.uint8()))])
+
+
+def record_digest(sample_id: str, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> bytes:
+    """SHA-256 of one sample's canonical record."""
+    name = sample_id.encode()
+    digest = hashlib.sha256(struct.pack("<I", len(name)) + name + struct.pack("<I", len(input_ids)))
+    digest.update(input_ids.astype("<i4", copy=False).tobytes())
+    digest.update(loss_mask.tobytes())
+    return digest.digest()
+
+
+class DatasetFile:
+    """Writes one dataset's file; `path` is a temporary name until the caller renames it. Blocking: for a thread."""
+
+    def __init__(self, path: Path, metadata: dict[str, str]) -> None:
+        self._path = path
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, COLUMNS.with_metadata(metadata))
+
+    def append(self, records: bytes) -> None:
+        """Write a record batch (an IPC message with this file's columns)."""
+        self._writer.write_batch(pa.ipc.read_record_batch(pa.py_buffer(records), COLUMNS))
+
+    def finish(self, sha256: str) -> None:
+        """Write the end and make the file durable."""
+        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema=COLUMNS), custom_metadata={"sha256": sha256})
+        self.close()
+        with self._path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Let go of the file, finished or not. Idempotent."""
+        if self._sink.closed:
+            return
+        try:
+            self._writer.close()
+        finally:
+            self._sink.close()
+
+
+class ArrowDataset:
+    """A dataset's file, mapped: samples are slices of the mapping. Implements `OpenDataset`."""
+
+    def __init__(self, path: Path) -> None:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        batches = [batch for batch in map(reader.get_batch, range(reader.num_record_batches)) if batch.num_rows]
+        self._ids: list[Any] = [batch.column("id") for batch in batches]
+        self._tokens = [_values(batch.column("input_ids")) for batch in batches]
+        self._masks = [_values(batch.column("loss_mask")) for batch in batches]
+        self._offsets = [batch.column("input_ids").offsets.to_numpy() for batch in batches]
+        self._starts: list[int] = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        self._lengths = np.concatenate([np.empty(0, np.int64), *map(np.diff, self._offsets)])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return self._lengths
+
+    def id(self, index: int) -> str:
+        batch, row = self._find(index)
+        return str(self._ids[batch][row].as_py())
+
+    def input_ids(self, index: int) -> NDArray[np.int32]:
+        batch, row = self._find(index)
+        return self._tokens[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]]
+
+    def loss_mask(self, index: int) -> NDArray[np.uint8]:
+        batch, row = self._find(index)
+        return self._masks[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]]
+
+    def _find(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self._lengths):
+            raise IndexError(f"sample {index} of a dataset with {len(self._lengths)}")
+        batch = bisect_right(self._starts, index) - 1
+        return batch, index - self._starts[batch]
+
+
+def _values(column: Any) -> NDArray[Any]:
+    values: NDArray[Any] = column.values.to_numpy(zero_copy_only=True)
+    return values

@@ -1,0 +1,146 @@
+"""What both dump sources do alike: watch directories, look at everything now and then, and miss nothing in between.
+
+Invariants: a directory is watched before it is listed; a full event queue leads to a rescan; everything is posted from the event
+loop, and nothing after `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from asyncinotify import Inotify, Mask, Watch
+from statetap_sglang.tap import TapError, ensure_private_directory
+
+from statetap.ports import Clock, DumpEvent, DumpRejected, DumpSourceError
+
+# The loop belongs to others too: after so many dumps or events they get their turn.
+PER_TURN = 16
+_EVENTS_PER_READ = 64
+_WATCH_FLAGS = Mask.ONLYDIR | Mask.DONT_FOLLOW
+
+
+class WatchingSource(ABC):
+    """A dump source over one directory, which must be ours alone."""
+
+    def __init__(self, *directories: Path, clock: Clock, rescan_seconds: float) -> None:
+        """`directories` from the outermost on are made private; the last one is watched."""
+        self._directories = directories
+        self._directory = directories[-1]
+        self._clock = clock
+        self._rescan_seconds = rescan_seconds
+        self._listener: Callable[[DumpEvent], None] | None = None
+        self._inotify: Inotify | None = None
+        self._watches: dict[Path, Watch] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._scanning = asyncio.Lock()
+
+    async def start(self, post: Callable[[DumpEvent], None]) -> None:
+        """See the port. Events that come while this runs wait for its end.
+
+        Raises:
+            DumpSourceError: the directory cannot be used, or the system has no more inotify instances.
+        """
+        self._listener = post
+        try:
+            self._inotify = Inotify(cache_size=_EVENTS_PER_READ)
+        except OSError as error:
+            way_out = "raise fs.inotify.max_user_instances, or close other watchers"
+            raise DumpSourceError(f"{self._directory} cannot be watched: {error.strerror}; {way_out}") from error
+        try:
+            await self._prepare()
+            await self.rescan()
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [asyncio.create_task(self._follow(self._inotify)), asyncio.create_task(self._look_now_and_then())]
+
+    async def rescan(self) -> None:
+        """See the port.
+
+        Raises:
+            DumpSourceError: the directory is not usable any more.
+        """
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()  # a watcher that died of a bug must not look like silence
+        async with self._scanning:
+            try:
+                for directory in self._directories:
+                    ensure_private_directory(directory)
+                self._watch(self._directory, self._root_mask)
+                await self._scan()
+            except (OSError, TapError) as error:
+                raise DumpSourceError(str(error)) from error
+
+    async def close(self) -> None:
+        self._listener = None
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+        self._watches.clear()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    @property
+    @abstractmethod
+    def _root_mask(self) -> Mask:
+        """What to watch the directory itself for."""
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """What must happen before the first look."""
+
+    @abstractmethod
+    async def _scan(self) -> None:
+        """Look at everything that is visible now."""
+
+    @abstractmethod
+    def _notice(self, directory: Path, name: str) -> None:
+        """Something called `name` appeared in a watched directory. Must not raise OSError."""
+
+    def _post(self, event: DumpEvent) -> None:
+        if self._listener is not None:
+            self._listener(event)
+
+    def _watch(self, directory: Path, mask: Mask) -> None:
+        """Watch a directory; doing it again costs a system call and changes nothing."""
+        if self._inotify is not None:
+            self._watches[directory] = self._inotify.add_watch(directory, mask | _WATCH_FLAGS)
+
+    def _unwatch(self, directory: Path) -> None:
+        watch = self._watches.pop(directory, None)
+        if watch is not None and self._inotify is not None:
+            with suppress(OSError):  # the kernel dropped it with the directory
+                self._inotify.rm_watch(watch)
+
+    async def _follow(self, inotify: Inotify) -> None:
+        handled = 0
+        async for event in inotify:
+            if Mask.Q_OVERFLOW in event.mask:
+                await self._look()
+            elif event.watch is not None and event.name is not None:
+                self._notice(event.watch.path, os.fspath(event.name))
+            handled += 1
+            if handled % PER_TURN == 0:
+                await asyncio.sleep(0)
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await self._clock.sleep(self._rescan_seconds)
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            await self.rescan()
+        except DumpSourceError as error:
+            self._post(DumpRejected(os.fspath(self._directory), str(error)))

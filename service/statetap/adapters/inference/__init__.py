@@ -1,0 +1,1 @@
+"""The port `InferenceClient`: one SGLang server over HTTP."""

@@ -1,0 +1,73 @@
+"""Reads what an SGLang server says: answers of `/generate`, its errors, and its limits. Pure; shapes as of SGLang 0.5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from statetap.ports import GenerateAnswer, RequestRefused
+
+MALFORMED = 502
+ABORTED = 503
+COMPLAINT_CHARS = 500
+
+
+def read_answers(reply: Any, rids: Sequence[str]) -> list[GenerateAnswer]:
+    """The answers to the samples `rids`, in their order: a JSON object for one sample, a list of them for several.
+
+    Raises:
+        RequestRefused: 503 (or the status that the worker gives) where it aborted a sample, 502 where the reply does not fit the
+            request.
+    """
+    replies = reply if isinstance(reply, list) else [reply]
+    if len(replies) != len(rids):
+        raise RequestRefused(MALFORMED, f"{len(replies)} answers to a request of {len(rids)} samples")
+    return [_read_answer(one, rid) for one, rid in zip(replies, rids, strict=True)]
+
+
+def _read_answer(reply: Any, rid: str) -> GenerateAnswer:
+    meta = reply.get("meta_info") if isinstance(reply, dict) else None
+    if not isinstance(meta, dict):
+        raise RequestRefused(MALFORMED, f"the answer to {rid} has no meta_info")
+    if meta.get("id") != rid:
+        raise RequestRefused(MALFORMED, f"the answer to {rid} is for {meta.get('id')!r}")
+    finish = meta.get("finish_reason")
+    if isinstance(finish, dict) and finish.get("type") == "abort":
+        status = finish.get("status_code")
+        raise RequestRefused(
+            status if isinstance(status, int) and 400 <= status < 600 else ABORTED,
+            f"the worker aborted {rid}: {finish.get('message') or 'no reason given'}",
+        )
+    # `output_ids` is there with and without a tokenizer (BatchStrOutput and BatchTokenIDOutput alike).
+    output = reply.get("output_ids") or [-1]
+    try:
+        return GenerateAnswer(rid, int(meta["prompt_tokens"]), int(meta["cached_tokens"]), int(output[0]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RequestRefused(MALFORMED, f"the answer to {rid} lacks token counts: {error!r}") from error
+
+
+def complaint(content: bytes) -> str:
+    """The message of an error body: SGLang says `{"error": {"message"}}`, `{"message"}` or `{"error"}`; else the text, cut."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return content[:COMPLAINT_CHARS].decode(errors="replace").strip()
+    while isinstance(body, dict):
+        body = next((body[key] for key in ("error", "message", "detail") if body.get(key)), "")
+    return str(body)[:COMPLAINT_CHARS]
+
+
+def read_context_length(server_info: dict[str, Any]) -> int | None:
+    """The longest prompt the server takes, in tokens.
+
+    `context_length` is null unless it was given on the command line. `max_req_input_len` already counts the KV pool in, and a
+    prompt must be shorter than it (`srt/managers/utils.py`, `validate_input_length`).
+    """
+    limits = []
+    if isinstance(context_length := server_info.get("context_length"), int):
+        limits.append(context_length)
+    if isinstance(input_limit := server_info.get("max_req_input_len"), int):
+        limits.append(input_limit - 1)
+    return min(limits, default=None)

@@ -1,0 +1,142 @@
+"""SGLang's native HTTP interface, as far as extraction needs it.
+
+Facts of the wire are read off SGLang 0.5.23 (`srt/entrypoints/http_server.py`, `srt/managers/tokenizer_manager.py`). `/health`
+is never asked: it runs a forward pass of its own, whose dump would be one more stray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+import orjson
+
+from statetap.adapters.inference.answers import complaint, read_answers, read_context_length
+from statetap.ports import (
+    GenerateAnswer,
+    GenerateSample,
+    InferenceError,
+    RequestRefused,
+    RequestTimedOut,
+    ServerFacts,
+    WorkerUnreachable,
+)
+
+BAD_GATEWAY = 502
+KEEP_ALIVE_SECONDS = 2.0
+"""Below the 5 s after which SGLang closes an idle connection, so that no request is sent into one that is being closed."""
+
+
+class SglangClient:
+    """One SGLang server at `url` (scheme, host and port, perhaps a path). Makes its connections on first use; never retries.
+
+    `connect_seconds` bounds the opening of a connection, `passive_seconds` every call except `generate`, whose bound is its own.
+    """
+
+    def __init__(self, url: str, *, connect_seconds: float = 10.0, passive_seconds: float = 30.0) -> None:
+        self._url = url.rstrip("/")
+        self._connect_seconds = connect_seconds
+        self._passive_seconds = passive_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[GenerateAnswer]:
+        """Prefill the samples as one request and ask each for one token at temperature 0; answers in the samples' order.
+
+        Raises:
+            WorkerUnreachable: no connection, or it broke before the whole answer was here.
+            RequestTimedOut: no answer within `timeout_seconds`.
+            RequestRefused: an HTTP error; 503 for a request that the worker aborted, 502 for an answer that makes no sense.
+        """
+        if not samples:
+            raise ValueError("a request needs at least one sample")
+        reply = await self._call("POST", "/generate", timeout_seconds, generate_body(samples))
+        return read_answers(self._json("/generate", reply), [sample.rid for sample in samples])
+
+    async def abort(self, rid: str) -> None:
+        """Ask the worker to drop a request; that it knows none of that id is no error."""
+        await self._call("POST", "/abort_request", self._passive_seconds, orjson.dumps({"rid": rid}))
+
+    async def server_facts(self) -> ServerFacts:
+        server = await self._ask("/server_info", "/get_server_info")
+        model = await self._ask("/model_info", "/get_model_info")
+        model_path = model.get("model_path") or server.get("model_path")
+        if not isinstance(model_path, str):
+            raise RequestRefused(BAD_GATEWAY, f"{self._url}/model_info names no model_path; is this an SGLang server?")
+        return ServerFacts(str(server.get("version", "")), model_path, read_context_length(server))
+
+    async def is_up(self) -> bool:
+        """Whether `/ping` says 200: a flag check in SGLang, which says 503 while the server starts, ails or shuts down."""
+        try:
+            await self._ask_any("/ping", "/model_info")
+        except InferenceError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _ask(self, path: str, older_path: str) -> dict[str, Any]:
+        facts = self._json(path, await self._ask_any(path, older_path))
+        if not isinstance(facts, dict):
+            raise RequestRefused(BAD_GATEWAY, f"{self._url}{path} answered {type(facts).__name__}, not a JSON object")
+        return facts
+
+    async def _ask_any(self, path: str, other_path: str) -> bytes:
+        """GET `path`, or `other_path` where a server has no such page."""
+        try:
+            return await self._call("GET", path, self._passive_seconds)
+        except RequestRefused as refused:
+            if refused.status != 404:
+                raise
+        return await self._call("GET", other_path, self._passive_seconds)
+
+    async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
+        url = self._url + path
+        # Only the connect bound is ours besides the caller's: a prefill is silent for as long as it runs.
+        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._connect_seconds)
+        headers = {"Content-Type": "application/json"} if body is not None else None
+        try:
+            async with self._connected().request(
+                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                content = await response.read()
+                if response.status >= 300:
+                    raise RequestRefused(response.status, complaint(content) or response.reason or "no reason given")
+                return content
+        except aiohttp.ConnectionTimeoutError as error:
+            raise WorkerUnreachable(f"{url}: no connection within {self._connect_seconds:g} s") from error
+        except TimeoutError as error:
+            raise RequestTimedOut(f"{url}: no answer within {timeout_seconds:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise WorkerUnreachable(f"{url}: {error or type(error).__name__}") from error
+
+    def _json(self, path: str, content: bytes) -> Any:
+        try:
+            return orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise RequestRefused(BAD_GATEWAY, f"{self._url}{path} answered something that is not JSON: {error}") from error
+
+    def _connected(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
+
+
+def generate_body(samples: Sequence[GenerateSample]) -> bytes:
+    """The JSON body of `/generate`: plain values for one sample, lists of the same length for several."""
+    ids = [np.ascontiguousarray(sample.token_ids) for sample in samples]
+    rids = [sample.rid for sample in samples]
+    keys = [sample.extra_key for sample in samples]
+    single = len(samples) == 1
+    body = {
+        "input_ids": ids[0] if single else ids,
+        "rid": rids[0] if single else rids,
+        "extra_key": keys[0] if single else keys,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+    }
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -1,0 +1,40 @@
+"""The answers of units that are open: one small file a unit, appended to, gone with the commit.
+
+Not synced: a kill of the service loses nothing that was written, and after a crash of the machine the dumps, which lie in
+shared memory, are gone as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+
+from statetap.ports import RecordedAnswer
+
+
+class FileAnswerJournal:
+    """Implements the port `AnswerJournal` in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder = folder
+
+    def record(self, job: str, unit: int, answer: RecordedAnswer) -> None:
+        line = orjson.dumps([answer.rid, answer.sample, answer.worker, answer.next_token]) + b"\n"
+        with self._path(job, unit).open("ab", buffering=0) as journal:
+            journal.write(line)
+
+    def recall(self, job: str, unit: int) -> list[RecordedAnswer]:
+        """The answers on record. A torn last line, cut off by a kill, does not count."""
+        try:
+            lines = self._path(job, unit).read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        return [RecordedAnswer(*orjson.loads(line)) for line in lines]
+
+    def forget(self, job: str, unit: int) -> None:
+        self._path(job, unit).unlink(missing_ok=True)
+
+    def _path(self, job: str, unit: int) -> Path:
+        return self._folder / f"{job}-{unit}.ndjson"

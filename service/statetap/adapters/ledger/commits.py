@@ -1,0 +1,112 @@
+"""The commit of a unit: how every sample of it ended, and the objects that hold it, in one transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import bindparam, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from statetap.adapters.ledger.bulk import insert_rows
+from statetap.adapters.ledger.counts import add_counts, counter_of
+from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.schema import samples, shard_objects, signed, units
+from statetap.adapters.ledger.units import held_unit
+from statetap.core.records import JobCounts, SampleStatus, SampleVerdict, ShardObject, UnitLease, UnitState
+from statetap.ports import LeaseLost, LedgerError
+
+_Placed = Mapping[int, tuple[SampleStatus, int]]
+"""The samples of a unit: status so far, and tokens."""
+
+
+class SqlCommits:
+    """The port's `commit_unit`."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def commit_unit(
+        self, lease: UnitLease, verdicts: Sequence[SampleVerdict], objects: Sequence[ShardObject], *, bytes_stored: int, at: float
+    ) -> JobCounts:
+        """Every pending sample of the unit needs a verdict; one that had ended before keeps its end unless it has one.
+
+        A lease that has expired still counts while nobody else has taken the unit.
+
+        Raises:
+            LeaseLost: the unit is not leased to this owner under this fence.
+            LedgerError: a verdict for a sample of another unit, none for a pending one, or one that says nothing.
+        """
+        unit = lease.unit
+        async with self._db.writing() as connection:
+            held = await held_unit(connection, lease)
+            if held is None:
+                raise LeaseLost(
+                    f"unit {unit.index} of job {unit.job!r} is not leased to {lease.owner!r} under fence {lease.fence}"
+                )
+            placed = select(samples.c.sample, samples.c.status, samples.c.length)
+            rows = await connection.execute(placed.where(samples.c.job == held.job, samples.c.unit == held.unit))
+            changes = _judge(unit.index, {row.sample: (SampleStatus(row.status), row.length) for row in rows}, verdicts)
+            changes["bytes_stored"] += bytes_stored
+            changes["units_committed"] += 1
+            await _record_verdicts(connection, held.job, verdicts)
+            rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
+            await insert_rows(connection, shard_objects, rows_of_objects)
+            await connection.execute(
+                update(units)
+                .where(units.c.job == held.job, units.c.unit == held.unit)
+                .values(state=UnitState.COMMITTED, committed_at=at, owner=None, expires_at=None)
+            )
+            return await add_counts(connection, held.job, changes)
+
+
+def _judge(unit: int, placed: _Placed, verdicts: Sequence[SampleVerdict]) -> Counter[str]:
+    """Check the verdicts against the unit's samples and say how the job's counters change."""
+    changes: Counter[str] = Counter()
+    open_samples = {sample for sample, (status, _) in placed.items() if status is SampleStatus.PENDING}
+    judged: set[int] = set()
+    for verdict in verdicts:
+        _require_sense(unit, verdict, placed, judged)
+        judged.add(verdict.sample)
+        before, length = placed[verdict.sample]
+        changes[counter_of(before)] -= 1
+        changes[counter_of(verdict.status)] += 1
+        changes["tokens_stored"] += length * ((verdict.status is SampleStatus.STORED) - (before is SampleStatus.STORED))
+        if before is SampleStatus.SKIPPED:
+            changes["tokens_total"] += length
+    if missing := sorted(open_samples - judged):
+        raise LedgerError(
+            f"unit {unit} cannot be committed: {len(missing)} pending samples have no verdict, the first is {missing[0]}"
+        )
+    return changes
+
+
+def _require_sense(unit: int, verdict: SampleVerdict, placed: _Placed, judged: set[int]) -> None:
+    if verdict.sample not in placed:
+        raise LedgerError(f"there is a verdict for sample {verdict.sample}, which is not in unit {unit}")
+    if verdict.sample in judged:
+        raise LedgerError(f"there are two verdicts for sample {verdict.sample} of unit {unit}")
+    if verdict.status not in (SampleStatus.STORED, SampleStatus.FAILED):
+        raise LedgerError(f"sample {verdict.sample} of unit {unit} can end as stored or failed, not {counter_of(verdict.status)}")
+    if verdict.status is SampleStatus.FAILED and not verdict.reason:
+        raise LedgerError(f"sample {verdict.sample} of unit {unit} failed without a reason")
+
+
+async def _record_verdicts(connection: AsyncConnection, job_number: int, verdicts: Sequence[SampleVerdict]) -> None:
+    if not verdicts:
+        return
+    await connection.execute(
+        update(samples).where(samples.c.job == job_number, samples.c.sample == bindparam("judged")),
+        [
+            {
+                "judged": verdict.sample,
+                "status": verdict.status,
+                "reason": verdict.reason,
+                "attempts": verdict.attempts,
+                "worker": verdict.worker,
+                "next_token": verdict.next_token,
+                "digest": verdict.digest,
+            }
+            for verdict in verdicts
+        ],
+    )

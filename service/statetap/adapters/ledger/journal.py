@@ -1,0 +1,56 @@
+"""What was said and asked: the append-only event log, and the idempotency keys of submissions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.schema import events, idempotency_keys
+from statetap.core.records import EventRecord
+from statetap.ports import IdempotencyConflict
+
+
+class SqlJournal:
+    """The port's methods about events and idempotency keys."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def append_event(self, job: str | None, name: str, data: Mapping[str, Any], *, at: float) -> int:
+        statement = insert(events).values(job=job, name=name, at=at, data=dict(data)).returning(events.c.id)
+        async with self._db.writing() as connection:
+            return int((await connection.execute(statement)).scalar_one())
+
+    async def events(self, job: str, *, after: int, limit: int) -> list[EventRecord]:
+        """In the order in which they were appended; a job without any, known or not, has an empty list."""
+        statement = select(events).where(events.c.job == job, events.c.id > after).order_by(events.c.id).limit(limit)
+        async with self._db.reading() as connection:
+            rows = await connection.execute(statement)
+        return [EventRecord(id=row.id, job=row.job, name=row.name, at=row.at, data=row.data) for row in rows]
+
+    async def idempotent(self, key: str, request_hash: str) -> str | None:
+        async with self._db.reading() as connection:
+            return await _recorded(connection, key, request_hash)
+
+    async def record_idempotent(self, key: str, request_hash: str, job: str, *, at: float) -> None:
+        """Raises IdempotencyConflict if the key stands for another request or another job."""
+        async with self._db.writing() as connection:
+            recorded = await _recorded(connection, key, request_hash)
+            if recorded is None:
+                values = {"key": key, "request_hash": request_hash, "job": job, "at": at}
+                await connection.execute(insert(idempotency_keys).values(values))
+            elif recorded != job:
+                raise IdempotencyConflict(f"the idempotency key {key!r} already stands for job {recorded!r}")
+
+
+async def _recorded(connection: AsyncConnection, key: str, request_hash: str) -> str | None:
+    row = (await connection.execute(select(idempotency_keys).where(idempotency_keys.c.key == key))).one_or_none()
+    if row is None:
+        return None
+    if row.request_hash != request_hash:
+        raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request; use a new key for a new request")
+    return str(row.job)

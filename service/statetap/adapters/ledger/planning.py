@@ -1,0 +1,181 @@
+"""What a plan puts into the ledger: a job with its units and samples, or more units for its failed samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from statetap.adapters.ledger.bulk import batches, insert_rows
+from statetap.adapters.ledger.codec import encode_spec
+from statetap.adapters.ledger.counts import COUNTERS, add_counts, counter_of
+from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.jobs import job_number
+from statetap.adapters.ledger.schema import datasets, jobs, samples, signed, units
+from statetap.core.records import JobRecord, SampleRecord, SampleStatus, UnitRecord, UnitState
+from statetap.ports import LedgerError, NotFound
+
+# A query may carry only so many values: SQLite's least limit is 999.
+QUERIED_SAMPLES = 500
+_NEEDS_REASON = (SampleStatus.FAILED, SampleStatus.CANCELLED, SampleStatus.SKIPPED)
+
+
+class SqlPlanning:
+    """The port's `add_job` and `append_units`."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def add_job(self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
+        """Raises LedgerError if the id is taken, or `units` and `samples` disagree; NotFound if its dataset is not there."""
+        async with self._db.writing() as connection:
+            number = await _insert_job(connection, job)
+            intake = _Intake(number)
+            await _insert_units(connection, intake, units)
+            await _insert_samples(connection, intake, samples)
+            intake.require_whole()
+            await add_counts(connection, number, intake.counts)
+
+    async def append_units(self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
+        """Raises LedgerError if a sample is not a failed one, or the units do not follow those that the job has."""
+        async with self._db.writing() as connection:
+            number = await job_number(connection, job)
+            intake = _Intake(number, first_unit=await _next_unit(connection, number))
+            await _insert_units(connection, intake, units)
+            await _move_samples(connection, intake, samples)
+            intake.require_whole()
+            await add_counts(connection, number, intake.counts)
+
+
+class _Intake:
+    """Checks and counts what streams by; `waiting` is how many samples each new unit still waits for."""
+
+    def __init__(self, job_number: int, first_unit: int = 0) -> None:
+        self.job_number = job_number
+        self.first_unit = first_unit
+        self.counts: Counter[str] = Counter()
+        self.waiting: dict[int, int] = {}
+
+    def unit_row(self, unit: UnitRecord) -> tuple[Any, ...]:
+        if unit.index < self.first_unit:
+            raise LedgerError(f"unit {unit.index} cannot be appended: the next of the job is {self.first_unit}")
+        self.waiting[unit.index] = len(unit.samples)
+        self.counts["units_total"] += 1
+        owner, fence, expires_at, committed_at = None, 0, None, None
+        state = UnitState.PENDING.value
+        return (self.job_number, unit.index, unit.row_start, unit.rows, state, owner, fence, expires_at, committed_at)
+
+    def place(self, sample: SampleRecord, unit: int) -> None:
+        """Tick the sample off its unit's list."""
+        waiting = self.waiting.get(unit, 0)
+        if not waiting:
+            raise LedgerError(f"sample {sample.sample} is placed in unit {unit}, which names no more samples")
+        self.waiting[unit] = waiting - 1
+
+    def sample_row(self, sample: SampleRecord) -> tuple[Any, ...]:
+        status, unit, length = sample.status, sample.unit, sample.length
+        if unit is not None:
+            self.place(sample, unit)
+        elif status is SampleStatus.PENDING:
+            raise LedgerError(f"sample {sample.sample} is pending but placed in no unit")
+        if sample.reason is None and status in _NEEDS_REASON:
+            raise LedgerError(f"sample {sample.sample} is {counter_of(status)} without a reason")
+        self.counts[counter_of(status)] += 1
+        if status is not SampleStatus.SKIPPED:
+            self.counts["tokens_total"] += length
+        if status is SampleStatus.STORED:
+            self.counts["tokens_stored"] += length
+        return (
+            self.job_number,
+            sample.sample,
+            sample.id,
+            unit,
+            sample.row_start,
+            length,
+            int(status),
+            sample.reason,
+            sample.attempts,
+            sample.worker,
+            sample.next_token,
+            signed(sample.digest),
+        )
+
+    def require_whole(self) -> None:
+        for unit, count in self.waiting.items():
+            if count:
+                raise LedgerError(f"unit {unit} names {count} samples more than were given")
+
+
+async def _insert_job(connection: AsyncConnection, job: JobRecord) -> int:
+    if (await connection.execute(select(jobs.c.number).where(jobs.c.id == job.id))).first() is not None:
+        raise LedgerError(f"there is a job {job.id!r} already")
+    if (await connection.execute(select(datasets.c.number).where(datasets.c.id == job.spec.dataset))).first() is None:
+        raise NotFound(f"there is no dataset {job.spec.dataset!r}")
+    statement = (
+        insert(jobs)
+        .values(
+            id=job.id,
+            name=job.name,
+            priority=job.priority,
+            state=job.state,
+            reason=job.reason,
+            dataset=job.spec.dataset,
+            spec=encode_spec(job.spec),
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            **dict.fromkeys(COUNTERS, 0),
+        )
+        .returning(jobs.c.number)
+    )
+    return int((await connection.execute(statement)).scalar_one())
+
+
+async def _next_unit(connection: AsyncConnection, number: int) -> int:
+    last = (await connection.execute(select(func.max(units.c.unit)).where(units.c.job == number))).scalar()
+    return 0 if last is None else int(last) + 1
+
+
+async def _insert_units(connection: AsyncConnection, intake: _Intake, new: Iterable[UnitRecord]) -> None:
+    await insert_rows(connection, units, (intake.unit_row(unit) for unit in new))
+
+
+async def _insert_samples(connection: AsyncConnection, intake: _Intake, new: Iterable[SampleRecord]) -> None:
+    await insert_rows(connection, samples, (intake.sample_row(sample) for sample in new))
+
+
+async def _move_samples(connection: AsyncConnection, intake: _Intake, moved: Iterable[SampleRecord]) -> None:
+    move = (
+        update(samples)
+        .where(samples.c.job == intake.job_number, samples.c.sample == bindparam("moved"))
+        .values(status=SampleStatus.PENDING, reason=None, worker=None, next_token=-1, digest=0)
+    )
+    for batch in batches(moved, QUERIED_SAMPLES):
+        await _require_failed(connection, intake.job_number, batch)
+        await connection.execute(move, list(_moves(intake, batch)))
+
+
+def _moves(intake: _Intake, batch: list[SampleRecord]) -> Iterator[dict[str, Any]]:
+    for sample in batch:
+        if sample.unit is None:
+            raise LedgerError(f"sample {sample.sample} cannot be tried again in no unit")
+        intake.place(sample, sample.unit)
+        intake.counts[counter_of(SampleStatus.FAILED)] -= 1
+        intake.counts[counter_of(SampleStatus.PENDING)] += 1
+        yield {"moved": sample.sample, "unit": sample.unit, "row_start": sample.row_start}
+
+
+async def _require_failed(connection: AsyncConnection, number: int, batch: list[SampleRecord]) -> None:
+    wanted = [sample.sample for sample in batch]
+    statement = select(samples.c.sample).where(
+        samples.c.job == number, samples.c.sample.in_(wanted), samples.c.status == SampleStatus.FAILED
+    )
+    failed = set((await connection.execute(statement)).scalars())
+    for index in wanted:
+        # Removed as they are met: a sample that comes twice is no failed one the second time.
+        if index not in failed:
+            raise LedgerError(f"sample {index} cannot be tried again: it is not a failed sample of the job")
+        failed.remove(index)

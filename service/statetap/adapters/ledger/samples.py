@@ -1,0 +1,71 @@
+"""Samples, read: by unit, by status, by dataset index, and their failures by reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, Select, func, select
+
+from statetap.adapters.ledger.cursors import decode_cursor, page
+from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.jobs import job_number
+from statetap.adapters.ledger.schema import samples
+from statetap.core.records import SampleRecord, SampleStatus
+from statetap.ports import Page
+
+
+class SqlSamples:
+    """The port's methods that read samples. An unknown job is NotFound."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def unit_samples(self, job: str, unit: int) -> list[SampleRecord]:
+        return await self._records(job, select(samples).where(samples.c.unit == unit).order_by(samples.c.row_start))
+
+    async def samples(self, job: str, *, status: SampleStatus | None, limit: int, cursor: str | None) -> Page[SampleRecord]:
+        """In dataset order."""
+        statement = select(samples).order_by(samples.c.sample).limit(limit + 1)
+        if status is not None:
+            statement = statement.where(samples.c.status == status)
+        if cursor is not None:
+            statement = statement.where(samples.c.sample > decode_cursor("samples", cursor))
+        records = await self._records(job, statement)
+        return page("samples", records, limit, lambda record: record, lambda record: record.sample)
+
+    async def sample_range(self, job: str, first: int, count: int) -> list[SampleRecord]:
+        within = samples.c.sample.between(first, first + count - 1)
+        return await self._records(job, select(samples).where(within).order_by(samples.c.sample))
+
+    async def failures(self, job: str) -> dict[str, int]:
+        # That the reason is there is said aloud so that the index on reasons, which holds no other rows, answers alone.
+        statement = (
+            select(samples.c.reason, func.count())
+            .where(samples.c.status.in_((SampleStatus.FAILED, SampleStatus.SKIPPED)), samples.c.reason.is_not(None))
+            .group_by(samples.c.reason)
+        )
+        async with self._db.reading() as connection:
+            rows = await connection.execute(statement.where(samples.c.job == await job_number(connection, job)))
+        return {row[0]: row[1] for row in rows}
+
+    async def _records(self, job: str, statement: Select[Any]) -> list[SampleRecord]:
+        async with self._db.reading() as connection:
+            rows = await connection.execute(statement.where(samples.c.job == await job_number(connection, job)))
+        return [_record(job, row) for row in rows]
+
+
+def _record(job: str, row: Row[Any]) -> SampleRecord:
+    return SampleRecord(
+        job=job,
+        sample=row.sample,
+        id=row.id,
+        unit=row.unit,
+        row_start=row.row_start,
+        length=row.length,
+        status=SampleStatus(row.status),
+        reason=row.reason,
+        attempts=row.attempts,
+        worker=row.worker,
+        next_token=row.next_token,
+        digest=row.digest,
+    )

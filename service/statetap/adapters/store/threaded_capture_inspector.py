@@ -1,0 +1,60 @@
+"""Looks at captures in threads: one pass over the bytes in blocks of bounded memory, hash and value checks together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import xxhash
+from statetap_client import layout
+
+from statetap.adapters.store.value_checks import RowChecker
+from statetap.core.spec import HiddenArray
+from statetap.ports import CaptureReport
+
+BLOCK_BYTES = 4 << 20
+
+
+class ThreadedCaptureInspector:
+    """The CaptureInspector over numpy. `parallel` captures are looked at at the same time."""
+
+    def __init__(self, *, parallel: int = 2) -> None:
+        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="inspector")
+
+    async def inspect(self, parts: Sequence[Mapping[str, memoryview]], arrays: Sequence[HiddenArray]) -> CaptureReport:
+        """Rows in a refusal count from the capture's first row. The first fault found is reported, the digest is always whole."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _inspect, parts, arrays)
+
+    async def digest(self, views: Mapping[str, memoryview]) -> int:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _digest, views)
+
+    def close(self) -> None:
+        """Wait for the threads to end."""
+        self._threads.shutdown()
+
+
+def _inspect(parts: Sequence[Mapping[str, memoryview]], arrays: Sequence[HiddenArray]) -> CaptureReport:
+    hasher = xxhash.xxh3_64(seed=0)
+    refusal: str | None = None
+    for array in arrays:
+        checker = RowChecker(array)
+        block_bytes = max(1, BLOCK_BYTES // array.row_bytes) * array.row_bytes
+        row = 0
+        for part in parts:
+            data = part[array.name].cast("B")
+            for start in range(0, len(data), block_bytes):
+                block = data[start : start + block_bytes]
+                hasher.update(block)
+                if refusal is None:
+                    refusal = checker.fault(block, row)
+                row += len(block) // array.row_bytes
+    return CaptureReport(digest=hasher.intdigest(), refusal=refusal)
+
+
+def _digest(views: Mapping[str, memoryview]) -> int:
+    hasher = xxhash.xxh3_64(seed=0)
+    for name in layout.HIDDEN_ARRAYS:
+        if name in views:
+            hasher.update(views[name].cast("B"))
+    return hasher.intdigest()

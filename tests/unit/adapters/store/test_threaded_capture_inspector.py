@@ -1,0 +1,120 @@
+"""The inspector: digests, and every fault that a value can have, at the ends of rows, blocks and parts."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import xxhash
+from statetap.adapters.store import threaded_capture_inspector
+from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
+from statetap.core.spec import HiddenArray
+
+from tests.fakes.store_on_disk import AUX, LAST, as_view, random_rows
+
+DTYPES = ["bfloat16", "float16", "float32"]
+ROWS, LAYERS, HIDDEN = 12, 3, 8
+
+
+@pytest.fixture(params=[1, 4 << 20], ids=["a row a block", "one block"], autouse=True)
+def block_bytes(request, monkeypatch) -> None:
+    monkeypatch.setattr(threaded_capture_inspector, "BLOCK_BYTES", request.param)
+
+
+@pytest.fixture
+def inspector():
+    inspector = ThreadedCaptureInspector()
+    yield inspector
+    inspector.close()
+
+
+def make_capture(dtype: str):
+    arrays = (HiddenArray(AUX, (LAYERS, HIDDEN), dtype), HiddenArray(LAST, (HIDDEN,), dtype))
+    rng = np.random.default_rng(3)
+    return arrays, {array.name: random_rows(array, ROWS, rng) for array in arrays}
+
+
+def in_parts(capture, *bounds: int):
+    edges = [0, *bounds, ROWS]
+    return [{name: as_view(rows[start:end]) for name, rows in capture.items()} for start, end in pairwise(edges)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bounds", [(), (5,), (1, 11)])
+async def test_a_good_capture_has_the_digest_of_its_bytes(inspector, dtype, bounds) -> None:
+    arrays, capture = make_capture(dtype)
+    report = await inspector.inspect(in_parts(capture, *bounds), arrays)
+    assert report.refusal is None
+    assert report.digest == xxhash.xxh3_64_intdigest(capture[AUX].tobytes() + capture[LAST].tobytes())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (7, 5), (ROWS - 1, HIDDEN - 1)])
+async def test_values_that_are_not_finite(inspector, dtype, value, row, column) -> None:
+    arrays, capture = make_capture(dtype)
+    capture[LAST][row, column] = value
+    report = await inspector.inspect(in_parts(capture, 5), arrays)
+    assert report.refusal == f"last_hidden_states: row {row} is not finite"
+    assert report.digest == xxhash.xxh3_64_intdigest(capture[AUX].tobytes() + capture[LAST].tobytes())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+async def test_the_largest_finite_values_pass(inspector, dtype) -> None:
+    arrays, capture = make_capture(dtype)
+    bits = {"bfloat16": 0x7F7F, "float16": 0x7BFF, "float32": 0x7F7FFFFF}[dtype]
+    integers = capture[LAST].view(np.uint32 if dtype == "float32" else np.uint16)
+    integers[4, 2] = bits
+    integers[5, 2] = bits | (1 << (8 * integers.itemsize - 1))
+    assert (await inspector.inspect(in_parts(capture), arrays)).refusal is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("row", [0, 6, ROWS - 1])
+@pytest.mark.parametrize(
+    ("value", "fault"), [(0.0, "is all zero"), (-0.0, "is all zero"), (1.5, "is constant"), (-3, "is constant")]
+)
+async def test_dead_rows(inspector, dtype, row, value, fault) -> None:
+    arrays, capture = make_capture(dtype)
+    capture[LAST][row] = value
+    assert (await inspector.inspect(in_parts(capture, 5), arrays)).refusal == f"last_hidden_states: row {row} {fault}"
+
+
+async def test_zeros_of_both_signs_are_all_zero(inspector) -> None:
+    arrays, capture = make_capture("bfloat16")
+    capture[LAST][3] = 0
+    capture[LAST][3, ::2] = -0.0
+    assert (await inspector.inspect(in_parts(capture), arrays)).refusal == "last_hidden_states: row 3 is all zero"
+
+
+@pytest.mark.parametrize(("value", "fault"), [(0, "is all zero"), (2, "is constant"), (np.nan, "is not finite")])
+async def test_one_dead_layer_among_others_is_a_fault(inspector, value, fault) -> None:
+    arrays, capture = make_capture("bfloat16")
+    capture[AUX][9, 1] = value
+    report = await inspector.inspect(in_parts(capture, 5), arrays)
+    assert report.refusal == f"aux_hidden_states: row 9 {fault} in layer 2 of 3"
+
+
+async def test_a_row_that_merely_looks_constant_passes(inspector) -> None:
+    arrays, capture = make_capture("bfloat16")
+    capture[LAST][2] = 1
+    capture[LAST][2, 1] = 2
+    capture[LAST][3] = 1
+    capture[LAST][3, 1] = -1
+    capture[LAST][4] = 0
+    capture[LAST][4, 1] = 1
+    assert (await inspector.inspect(in_parts(capture), arrays)).refusal is None
+
+
+async def test_the_first_fault_in_store_order_is_told(inspector) -> None:
+    arrays, capture = make_capture("bfloat16")
+    capture[LAST][0] = 0
+    capture[AUX][8, 0, 0] = np.inf
+    report = await inspector.inspect(in_parts(capture), arrays)
+    assert report.refusal == "aux_hidden_states: row 8 is not finite in layer 1 of 3"
+
+
+async def test_the_digest_of_a_dump_is_in_table_order_whatever_the_mappings(inspector) -> None:
+    _, capture = make_capture("bfloat16")
+    views = {name: as_view(capture[name]) for name in (LAST, AUX)} | {"token_ids": memoryview(b"1234")}
+    wanted = xxhash.xxh3_64_intdigest(capture[AUX].tobytes() + capture[LAST].tobytes())
+    assert await inspector.digest(views) == wanted
