@@ -1,0 +1,269 @@
+"""Wires the service: the one place that knows every adapter. `serve` runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+from pydantic import TypeAdapter
+from statetap_client.schemas import Dumps, PlainDumps
+from statetap_sglang.plain import PlainLayout
+
+from statetap import __version__
+from statetap.adapters.datasets.arrow import ArrowDatasets
+from statetap.adapters.datasets.limits import IntakeLimits
+from statetap.adapters.datasets.tokenizer import TokenizerSource
+from statetap.adapters.dumps.plain import PlainDumpSource
+from statetap.adapters.dumps.plugin import PluginDumpSource
+from statetap.adapters.inference.sglang import SglangClient
+from statetap.adapters.ledger.answer_journal import FileAnswerJournal
+from statetap.adapters.ledger.ledger import SqlLedger
+from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
+from statetap.adapters.store.zarr_store import ZarrStore
+from statetap.adapters.system_clock import SystemClock
+from statetap.api.app import SERVER_OPTIONS, build_app
+from statetap.api.services import Limits, Services
+from statetap.api.translate import worker_record
+from statetap.core.records import WorkerRecord
+from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
+from statetap.ports import Clock, DumpSource, TapSeen
+from statetap.runtime.admission import Admission
+from statetap.runtime.driver import WorkerPorts
+from statetap.runtime.job_course import JobCourse
+from statetap.runtime.job_states import JobStates
+from statetap.runtime.jobs import JobDesk
+from statetap.runtime.pool import WorkerPool
+from statetap.runtime.service import Service
+from statetap.runtime.unit_run import RunPorts
+from statetap.runtime.views import RefusalKind, Refused
+from statetap.settings import Settings
+from statetap.telemetry import events, logs
+from statetap.telemetry.metrics import Metrics
+
+SHUTDOWN_SECONDS = 5.0
+_DUMPS: TypeAdapter[Dumps] = TypeAdapter(Dumps)
+
+
+class AlreadyRunning(Exception):
+    """Another service uses this data folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wired:
+    """The parts that are started and stopped."""
+
+    app: web.Application
+    service: Service
+    ledger: SqlLedger
+    datasets: ArrowDatasets
+    writer: LocalShardWriter
+    inspector: ThreadedCaptureInspector
+
+
+def lock_data_dir(data_dir: Path) -> int:
+    """Take the data folder for this process, until it ends. AlreadyRunning: somebody has it."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise AlreadyRunning(f"another service uses {data_dir}; stop it, or start this one with another --data-dir") from error
+    return descriptor
+
+
+def wire(settings: Settings) -> Wired:
+    """Make every part of the service. Starts nothing."""
+    log = structlog.get_logger()
+    clock = SystemClock()
+    metrics = Metrics()
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / 'ledger.db'}")
+    store = ZarrStore()
+    writer = LocalShardWriter(parallel=settings.runtime.writer_threads)
+    inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)
+    pool = WorkerPool(
+        lambda record: _connect(record, settings, clock), ledger, clock=clock, settings=settings.runtime, metrics=metrics, log=log
+    )
+    datasets = ArrowDatasets(
+        settings.data_dir / "datasets",
+        lambda: _tokenizers(settings, pool),
+        clock=clock,
+        roots=settings.dataset_roots,
+        limits=IntakeLimits(line_bytes=settings.limits.dataset_line_bytes, samples=settings.limits.dataset_samples),
+    )
+    ports = RunPorts(
+        clock=clock,
+        settings=settings.runtime,
+        ledger=ledger,
+        writer=writer,
+        inspector=inspector,
+        answers=FileAnswerJournal(settings.data_dir / "answers"),
+        metrics=metrics,
+        log=log,
+    )
+    owner = f"{os.getpid()}-{secrets.token_hex(4)}"
+    states = JobStates(ledger, clock)
+    course = JobCourse(owner, states, pool, datasets, store, ports, version=__version__)
+    admission = Admission(
+        states,
+        pool,
+        course.datasets,
+        store,
+        ledger,
+        clock,
+        locate=lambda place: locate_store(place, settings),
+        version=__version__,
+    )
+    service = Service(owner, ledger, pool, course)
+    app = build_app(
+        Services(
+            jobs=JobDesk(states, admission, course, pool, ledger, log),
+            workers=pool,
+            datasets=datasets,
+            ledger=ledger,
+            readiness=lambda: (service.ready, "" if service.ready else "the service is starting or stopping"),
+            render_metrics=lambda: _render(metrics, states),
+            log=log,
+            limits=Limits(dataset_bytes=settings.limits.dataset_body_bytes),
+        )
+    )
+    return Wired(app, service, ledger, datasets, writer, inspector)
+
+
+def locate_store(place: str, settings: Settings) -> str:
+    """The absolute path of a store: as given, or below the first store root. Refused unless it is below a store root."""
+    roots = [root.resolve() for root in settings.store_roots]
+    path = Path(place).expanduser()
+    resolved = (path if path.is_absolute() else roots[0] / path).resolve()
+    if not any(resolved != root and resolved.is_relative_to(root) for root in roots):
+        below = ", ".join(map(str, roots))
+        raise Refused(
+            RefusalKind.INVALID,
+            f"{resolved} is not below a store root; the configured ones (store_roots) are {below}",
+            field="store",
+        )
+    return str(resolved)
+
+
+def _connect(record: WorkerRecord, settings: Settings, clock: Clock) -> WorkerPorts:
+    """Connections to one worker."""
+    dumps = _DUMPS.validate_python(record.dumps)
+    runtime = settings.runtime
+    source: DumpSource
+    quiet_period_seconds = 0.0
+    if isinstance(dumps, PlainDumps):
+        quiet_period_seconds = dumps.quiet_period_seconds
+        source = PlainDumpSource(
+            Path(dumps.dir),
+            plain_layout(dumps),
+            declared_tap(record.name, dumps),
+            clock=clock,
+            rescan_seconds=runtime.rescan_seconds,
+            torn_after_seconds=runtime.torn_after_seconds,
+        )
+    else:
+        source = PluginDumpSource(Path(dumps.dir), record.name, clock=clock, rescan_seconds=runtime.rescan_seconds)
+    return WorkerPorts(SglangClient(record.url), source, quiet_period_seconds, record.requests_per_second)
+
+
+def plain_layout(dumps: PlainDumps) -> PlainLayout:
+    """How a hand-patched server writes, as declared."""
+    default = PlainLayout.default(aux_layers=len(dumps.aux_layer_ids), final=dumps.final)
+    return PlainLayout(
+        kind=dumps.format,
+        published_by=dumps.published_by,
+        tensors={**default.tensors, **dumps.tensors},
+        aux_layers=len(dumps.aux_layer_ids),
+    )
+
+
+def declared_tap(name: str, dumps: PlainDumps) -> TapSeen:
+    """What a beacon would say of a hand-patched server."""
+    return TapSeen(
+        tap=f"{name}-plain",
+        capture=CaptureSpec(tuple(dumps.aux_layer_ids), Final(dumps.final)),
+        model=ModelFacts(
+            dumps.model_path, dumps.model_fingerprint, dumps.num_layers, dumps.hidden_size, dumps.vocab_size, dumps.dtype
+        ),
+        identity=Identity.COUNT,
+        budget_bytes=dumps.budget_bytes,
+        context_length=dumps.context_length,
+        chunked_prefill_size=dumps.chunked_prefill_size,
+        alive=True,
+    )
+
+
+def _tokenizers(settings: Settings, pool: WorkerPool) -> Mapping[str, TokenizerSource]:
+    """The tokenizers that datasets may be bound to: the configured model's first, then those of the models that workers serve."""
+    models = ([settings.model] if settings.model else []) + [tap.model.model_path for tap in pool.taps()]
+    return {model: TokenizerSource(model, model, trust_remote_code=model in settings.trust_remote_code) for model in models}
+
+
+def _render(metrics: Metrics, states: JobStates) -> bytes:
+    metrics.jobs.clear()
+    for job in states.active.values():
+        metrics.jobs.labels(state=job.state).inc()
+    return metrics.render()
+
+
+async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda _: None) -> None:
+    """Run the service until SIGTERM or SIGINT; a second signal stops it at once. `announce` is told its URL once it listens.
+
+    Raises:
+        AlreadyRunning: another service uses the data folder.
+        LedgerError: the ledger cannot be used.
+        OSError: the address is taken.
+    """
+    lock = lock_data_dir(settings.data_dir)
+    wired = wire(settings)
+    log = structlog.get_logger()
+    runner = web.AppRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS, **SERVER_OPTIONS)
+    stopping = _stop_on_signals()
+    try:
+        await wired.ledger.open()
+        await wired.service.start([worker_record(request) for request in settings.workers])
+        await runner.setup()
+        site = web.TCPSite(runner, settings.server.host, settings.server.port)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        log.info(events.SERVICE_STARTED, version=__version__, host=host, port=port, data_dir=str(settings.data_dir))
+        announce(f"http://{host}:{port}")
+        reason = await stopping
+        log.info(events.SERVICE_STOPPING, reason=reason, drain_seconds=settings.runtime.drain_seconds)
+    finally:
+        await runner.cleanup()
+        await wired.service.stop(settings.runtime.drain_seconds)
+        await wired.datasets.close()
+        wired.writer.close()
+        wired.inspector.close()
+        await wired.ledger.close()
+        os.close(lock)
+    log.info(events.SERVICE_STOPPED)
+
+
+def _stop_on_signals() -> asyncio.Future[str]:
+    """Resolves to the first signal's name; the second ends the process where it stands."""
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[str] = loop.create_future()
+
+    def stop(received: signal.Signals) -> None:
+        if stopping.done():
+            os._exit(128 + received)
+        stopping.set_result(received.name)
+
+    for received in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(received, stop, received)
+    return stopping
+
+
+def configure_logs(settings: Settings) -> None:
+    logs.configure(settings.log.format, settings.log.level)
