@@ -1,0 +1,148 @@
+"""Hand-assembled shards, read back bit for bit by everybody: zarr-python, tensorstore, zarrs and our own reader."""
+
+import asyncio
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.zarr_store import ZarrStore
+from statetap.core.placement import Geometry
+from statetap.core.spec import HiddenArray
+from statetap.ports import Segment, StorePlan, UnitWrite
+from statetap_client.shard_files import MissingRows, ShardFiles
+
+from tests.fakes.store import NUMPY_DTYPES
+from tests.fakes.store_on_disk import AUX, LAST, PRENORM, as_view, attributes
+
+# Durability costs nothing in memory, and is not what is tested here.
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@st.composite
+def units(draw: st.DrawFn) -> dict[str, Any]:
+    """A unit of 1 to 3 shards with samples at aligned rows, holes between them, and any bits for values."""
+    dtype = draw(st.sampled_from(["bfloat16", "float16", "float32"]))
+    hidden = draw(st.integers(1, 9))
+    layers = draw(st.integers(0, 3))
+    finals = draw(st.sampled_from([[LAST], [PRENORM], [LAST, PRENORM]]))
+    arrays = ([HiddenArray(AUX, (layers, hidden), dtype)] if layers else []) + [
+        HiddenArray(name, (hidden,), dtype) for name in finals
+    ]
+    alignment = draw(st.integers(1, 4))
+    chunk = alignment * draw(st.integers(1, 3))
+    geometry = Geometry(chunk * draw(st.integers(1, 4)), chunk, alignment)
+    rows = geometry.rows_per_shard * draw(st.integers(1, 3))
+    spans, row = [], 0
+    while row < rows:
+        length = draw(st.integers(1, rows - row))
+        if draw(st.booleans()):
+            spans.append((row, length))
+        row += -(-length // alignment) * alignment
+    first_unit = draw(st.integers(0, 2))
+    seed = draw(st.integers(0, 2**32 - 1))
+    return {"arrays": tuple(arrays), "geometry": geometry, "rows": rows, "spans": spans, "skip": first_unit, "seed": seed}
+
+
+def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Write the unit; what every array must then hold, in bytes, `[rows of the store, row bytes]`."""
+    rng = np.random.default_rng(unit["seed"])
+    row_start = unit["skip"] * unit["geometry"].rows_per_shard
+    wanted, segments = {}, []
+    for array in unit["arrays"]:
+        wanted[array.name] = np.zeros((row_start + unit["rows"], array.row_bytes), np.uint8)
+        for row, length in unit["spans"]:
+            data = rng.integers(0, 256, (length, array.row_bytes), np.uint8)
+            wanted[array.name][row_start + row : row_start + row + length] = data
+            # One sample may come as several dumps.
+            half = length // 2
+            segments += [Segment(array.name, row, as_view(data[:half]))] if half else []
+            segments.append(Segment(array.name, row + half, as_view(data[half:])))
+
+    async def run() -> None:
+        arrays, geometry = unit["arrays"], unit["geometry"]
+        writer = LocalShardWriter()
+        await ZarrStore().prepare(
+            str(root),
+            StorePlan(
+                arrays=arrays,
+                geometry=geometry,
+                rows=row_start + unit["rows"],
+                samples=1,
+                attributes=attributes(arrays[0].dtype),
+            ),
+        )
+        await writer.write(
+            UnitWrite(
+                location=str(root),
+                arrays=arrays,
+                geometry=geometry,
+                row_start=row_start,
+                rows=unit["rows"],
+                fence=1,
+                segments=segments,
+            )
+        )
+        writer.close()
+
+    asyncio.run(run())
+    return wanted
+
+
+def as_bytes(values: np.ndarray, rows: int) -> np.ndarray:
+    return np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8).reshape(rows, -1)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(unit=units())
+def test_everybody_reads_the_bits_that_were_written(unit) -> None:
+    with tempfile.TemporaryDirectory(dir=FAST) as directory:
+        root = Path(directory) / "store"
+        for name, wanted in write(root, unit).items():
+            array = zarr.open_group(root, mode="r", use_consolidated=False)[name]
+            assert array.dtype == NUMPY_DTYPES[unit["arrays"][0].dtype]
+            assert np.array_equal(as_bytes(array[:], len(wanted)), wanted)
+            spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(root / name)}}
+            read = tensorstore.open(spec, read=True).result().read().result()
+            assert np.array_equal(as_bytes(read, len(wanted)), wanted)
+            check_own_reader(root, name, wanted, unit)
+
+
+def check_own_reader(root: Path, name: str, wanted: np.ndarray, unit: dict[str, Any]) -> None:
+    """Spans are read exactly; a chunk that nobody wrote is an error."""
+    files = ShardFiles(root, name, json.loads((root / name / "zarr.json").read_text()))
+    start, chunk = unit["skip"] * unit["geometry"].rows_per_shard, unit["geometry"].rows_per_chunk
+    for row, length in unit["spans"]:
+        read = np.empty((length, wanted.shape[1]), np.uint8)
+        files.read_into(read, start + row)
+        assert np.array_equal(read, wanted[start + row : start + row + length])
+    touched = {r // chunk for row, length in unit["spans"] for r in range(row, row + length)}
+    for empty in set(range(unit["rows"] // chunk)) - touched:
+        with pytest.raises(MissingRows):
+            files.read_into(np.empty((1, wanted.shape[1]), np.uint8), start + empty * chunk)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("zarrs") is None, reason="zarrs is not installed")
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(unit=units())
+def test_zarrs_reads_them_as_integers(unit) -> None:
+    """The zarrs pipeline refuses bfloat16: the data type in the metadata is replaced by an integer's of the same size."""
+    with tempfile.TemporaryDirectory(dir=FAST) as directory:
+        root = Path(directory) / "store"
+        for name, wanted in write(root, unit).items():
+            path = root / name / "zarr.json"
+            document = json.loads(path.read_text())
+            document |= {"data_type": "uint32" if document["data_type"] == "float32" else "uint16", "fill_value": 0}
+            path.write_text(json.dumps(document))
+            with zarr.config.set({"codec_pipeline.path": "zarrs.ZarrsCodecPipeline", "codec_pipeline.strict": True}):
+                array = zarr.open_array(root / name, mode="r")
+                assert np.array_equal(as_bytes(array[:], len(wanted)), wanted)
