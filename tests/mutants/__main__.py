@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.catalogue import CATALOGUE, Command, Mutant, Pytest
+from tests.mutants.catalogue import CATALOGUE
 from tests.mutants.copies import CAUGHT, Unusable, copy_tree, plant, require_imports_from, run
+from tests.mutants.mutant import Command, Mutant, Pytest
 
 AT_ONCE = 2
 

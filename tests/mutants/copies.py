@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.mutants.catalogue import Command, Mutant, Pytest
+from tests.mutants.mutant import Command, Mutant, Pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_COPIED = shutil.ignore_patterns(

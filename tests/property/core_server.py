@@ -66,7 +66,7 @@ class Server:
         cached = min(cut, len(prompt) - 1) if how == "cached" else 0
         edges = self._edges(len(prompt), cached, cut)
         passes = [self._pass(rid, prompt, start, stop) for start, stop in pairwise(edges)]
-        victim = cut % len(passes)
+        victim = cut // 2 % len(passes)
         match how:
             case "lost":
                 del passes[victim]
@@ -79,7 +79,7 @@ class Server:
                 other = tuple(token + 1 for token in prompt)
                 passes[victim] = self._pass(rid, other, start, start + passes[victim].facts.rows)
             case "doubled":
-                passes.insert(victim + 1, self._again(passes[victim]))
+                passes.insert(victim + 1, passes[victim])
             case "computed twice" if self.names:
                 start = passes[victim].facts.prefix_len
                 stop = start + passes[victim].facts.rows
@@ -87,10 +87,12 @@ class Server:
             case "overlapping" if self.names and edges[1] < len(prompt):
                 passes[1] = self._pass(rid, prompt, edges[1] - 1, edges[2])
             case "retracted" if self.names:
-                whole = self._pass(rid, prompt, 0, len(prompt), bits=f"{rid} after retraction")
-                passes[1:] = [replace(whole, facts=replace(whole.facts, retraction_count=1))]
+                # Again from the start, or only what was still missing: then no generation is whole.
+                again = self._pass(rid, prompt, edges[victim], len(prompt), bits=f"{rid} after retraction")
+                passes[max(victim, 1) :] = [replace(again, facts=replace(again.facts, retraction_count=1))]
         self.pipeline += passes
         self.decode(rid, prompt)
+        self.counter += 1
         self.answers[rid] = Answer(len(prompt), cached, self.counter)
 
     def _edges(self, rows: int, cached: int, cut: int) -> list[int]:
@@ -106,15 +108,23 @@ class Server:
         """A pass of one row beyond the prompt, as decoding and health checks make them."""
         self.pipeline.append(self._pass(rid, (*prompt, 0), len(prompt), len(prompt) + 1, prompt_len=len(prompt)))
 
-    def foreign(self, rid: str, rows: int) -> None:
-        """Somebody else's request, or a warm-up."""
-        self.pipeline.append(self._pass(rid, (7,) * rows, 0, rows, bits=f"{rid} {self.counter}"))
+    def foreign(self, rid: str, rows: int, place: int = 0) -> None:
+        """Somebody else's request, or a warm-up: its pass falls anywhere among those to be published."""
+        self.counter += 1
+        foreign = self._pass(rid, (7,) * rows, 0, rows, bits=f"{rid} {self.counter}")
+        self.pipeline.insert(place % (len(self.pipeline) + 1), foreign)
 
     def stutter(self) -> None:
         """Publish the last dump in the pipeline twice."""
-        last = self.pipeline[-1]
-        if isinstance(last, Published):
-            self.pipeline.append(self._again(last))
+        self.pipeline.append(self.pipeline[-1])
+
+    def publish(self, place: int) -> Published | Loss:
+        """What becomes visible next. A dump is numbered as it is published."""
+        item = self.pipeline.pop(place % len(self.pipeline))
+        self.counter += 1
+        if isinstance(item, Loss):
+            return item
+        return replace(item, facts=replace(item.facts, dump_id=f"{self.name}/{self.boot}/{self.counter}", sequence=self.counter))
 
     def kill(self) -> None:
         """What is not published is lost."""
@@ -123,18 +133,12 @@ class Server:
         self.pipeline.clear()
         self.boot += 1
 
-    def _again(self, dump: Published) -> Published:
-        return replace(dump, facts=replace(dump.facts, **self._number()))
-
-    def _number(self) -> dict[str, object]:
-        self.counter += 1
-        return {"dump_id": f"{self.name}/{self.boot}/{self.counter}", "sequence": self.counter}
-
     def _pass(
         self, rid: str, prompt: Prompt, start: int, stop: int, *, bits: str | None = None, prompt_len: int | None = None
     ) -> Published:
         facts = DumpFacts(
-            **self._number(),
+            dump_id="",
+            sequence=0,
             rows=stop - start,
             nbytes=TOKEN_BYTES * (stop - start),
             tensors=tuple((a.name, a.dtype, (stop - start, *a.row_shape)) for a in ARRAYS),

@@ -47,7 +47,7 @@ def problem_of(error: Exception) -> Problem | None:
         case DatasetRefused():
             return problem(400, str(error), line=error.line, field=error.field)
         case Refused():
-            return problem(REFUSAL_STATUS[error.kind], error.detail, field=error.field)
+            return problem(REFUSAL_STATUS[error.kind], error.detail, line=error.line, field=error.field)
         case LedgerError():
             status, field = next(told for kind, told in LEDGER_ERRORS.items() if isinstance(error, kind))
             return problem(status, str(error), field=field)

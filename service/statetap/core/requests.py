@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_PATTERN = re.compile(r"^st-(?P<job>[a-z0-9]+)-(?P<unit>\d+)-(?P<sample>\d+)-(?P<attempt>\d+)-(?P<fence>\d+)$")
+_PATTERN = re.compile(r"st-(?P<job>[a-z0-9]+)-(?P<unit>[0-9]+)-(?P<sample>[0-9]+)-(?P<attempt>[0-9]+)-(?P<fence>[0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class RequestName:
     @classmethod
     def parse(cls, rid: str) -> RequestName | None:
         """The name behind a rid, None if it is not one of ours."""
-        found = _PATTERN.match(rid)
+        found = _PATTERN.fullmatch(rid)
         if found is None:
             return None
         return cls(found["job"], *(int(found[part]) for part in ("unit", "sample", "attempt", "fence")))

@@ -16,9 +16,9 @@ SERVER_LENGTHS = frozenset({1, 3, 6})
 SHORTEST_FENCE = 7
 
 
-def next_length(pending: Iterable[int], previous: int | None) -> int | None:
-    """Of the pending lengths, the first that may follow a sample of `previous` rows; None if only equal ones are left."""
-    return next((length for length in pending if length != previous), None)
+def tells_itself_apart(length: int, chunk: int | None) -> bool:
+    """Whether a sample of this length publishes no dump of a single row, as decode passes and health checks do."""
+    return chunk_pattern(length, chunk)[-1] >= SHORTEST_SAMPLE
 
 
 def fence_length(avoid: Collection[int], chunk: int | None) -> int:
@@ -41,3 +41,68 @@ def fence_length(avoid: Collection[int], chunk: int | None) -> int:
 def fence_tokens(length: int, vocab_size: int) -> list[int]:
     """Token ids for a fence request: valid in any vocabulary, and told from other fences by their length."""
     return [index % min(vocab_size, 16) for index in range(length)]
+
+
+class StrictGate:
+    """What may be sent to one worker next. `chunk` is its declared chunk size in tokens, None if it never splits a prompt.
+
+    It knows the lengths that may still be unaccounted for: of requests that failed, and of fences that did not appear.
+    """
+
+    def __init__(self, chunk: int | None) -> None:
+        self.chunk = chunk
+        self.awaited: int | None = None
+        """The rows of the fence that is under way."""
+        self._previous: int | None = None
+        self._unaccounted: set[int] = set()
+        self._fenced = False
+        self._failed_fence: int | None = None
+
+    def may_send(self, length: int) -> bool:
+        return self._fenced and length != self._previous and length not in self._unaccounted
+
+    def choose(self, pending: Iterable[int]) -> int | None:
+        """The first of the pending lengths that may be sent; None if a fence must come first."""
+        return next((length for length in pending if self.may_send(length)), None)
+
+    def sent(self, length: int) -> None:
+        self._previous = length
+
+    def doubt(self, length: int) -> None:
+        """An attempt of this length failed: its dumps may still come."""
+        self._unaccounted.add(length)
+        self._fenced = False
+
+    def restart(self) -> None:
+        """The worker is new, or was away: nothing is known of what it still publishes."""
+        self._fenced = False
+
+    def begin_fence(self, pending: Collection[int]) -> int:
+        """The length of a fence to send now, before samples of the pending lengths.
+
+        A fence that did not appear is sent again with the same length: nothing was sent in between, so whichever of the two
+        appears first, all that came before them has.
+
+        Raises:
+            ValueError: the chunk size leaves no length.
+        """
+        if self._failed_fence is None:
+            previous = set() if self._previous is None else {self._previous}
+            self.awaited = fence_length(self._unaccounted | previous | set(pending), self.chunk)
+        else:
+            self.awaited = self._failed_fence
+        return self.awaited
+
+    def fence_failed(self) -> None:
+        """It was not answered, or its dump did not appear in time; both may still come."""
+        self._failed_fence, self.awaited = self.awaited, None
+
+    def appeared(self, rows: int) -> bool:
+        """A dump outside every lifecycle: whether it is the awaited fence's. Then all that came before it has appeared, too."""
+        if self.awaited is None or rows != self.awaited:
+            return False
+        # Of a fence that was sent twice, one dump is still to come.
+        self._unaccounted = set() if self._failed_fence is None else {rows}
+        self._failed_fence, self._previous, self.awaited = None, rows, None
+        self._fenced = True
+        return True

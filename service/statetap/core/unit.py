@@ -140,6 +140,11 @@ class UnitMachine(Machine[UnitPhase]):
         """The workers on which attempts at this sample failed: another one is to be preferred."""
         return self._samples[sample].failed_on
 
+    def awaits(self, rid: str) -> bool:
+        """Whether this attempt's answer is still wanted."""
+        attempt = self._attempts.get(rid)
+        return self.state is _P.COLLECTING and attempt is not None and attempt.state is AttemptState.ASKED
+
     def expected(self, sample: int) -> Expected:
         return self._samples[sample].wanted.expected
 

@@ -128,7 +128,7 @@ class Dispatcher:
             need = run.dump_bytes(driver.tap.chunked_prefill_size)
             if run.id in self._turns.values() or not self._pool.serves(driver.tap, run.spec) or need > driver.capacity_bytes:
                 continue
-            if run.next_for(driver.name, self._elsewhere(run)) is None:
+            if not run.waiting_for(driver.name, self._elsewhere(run)):
                 continue
             if not driver.fits(run.id, need):
                 # Its turn comes before any new unit, or it might wait for ever.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,6 +21,7 @@ from statetap.core.records import WorkerRecord
 from statetap.core.requests import RequestName
 from statetap.core.routing import DumpRouter, Parked, Stray, ToUnit, UnitId
 from statetap.core.spec import Identity
+from statetap.core.strict import StrictGate
 from statetap.core.worker import Answered, Cleared, Doubted, Drained, Identified, Lost, Misfit, Sent, WorkerMachine, WorkerState
 from statetap.ports import (
     CaptureLost,
@@ -37,7 +39,7 @@ from statetap.ports import (
     TapSeen,
     WorkerUnreachable,
 )
-from statetap.runtime.gate import StrictGate
+from statetap.runtime.fencing import Fencing
 from statetap.runtime.waiting import wait_or_sleep
 from statetap.settings import Runtime
 from statetap.telemetry import events
@@ -92,7 +94,7 @@ class WorkerDriver:
         self.turn: asyncio.Task[None] | None = None
         self.tap: TapSeen | None = None
         self.context_length: int | None = None
-        self.gate: StrictGate | None = None
+        self.fencing: Fencing | None = None
         self.requests = 0
         self.failures = 0
         self._ports = ports
@@ -203,9 +205,9 @@ class WorkerDriver:
     def timeout_seconds(self, tokens: int) -> float:
         return self._settings.request_timeout_base_seconds + self._settings.request_timeout_seconds_per_1k_tokens * tokens / 1000
 
-    async def fence(self, gate: StrictGate, next_lengths: set[int]) -> None:
-        """Strict mode: put a fence before the next request. FenceFailed or InferenceError: it did not hold."""
-        await gate.fence(self.name, self.ask, next_lengths=next_lengths, timeout_seconds=self._settings.capture_timeout_seconds)
+    async def fence(self, fencing: Fencing, pending: Collection[int]) -> None:
+        """Strict mode: put a fence before samples of the pending lengths. FenceFailed or InferenceError: it did not hold."""
+        await fencing.fence(self.ask, pending, timeout_seconds=self._settings.capture_timeout_seconds)
 
     async def rest(self) -> None:
         """Leave the worker alone for a moment, after something went wrong there."""
@@ -242,14 +244,18 @@ class WorkerDriver:
                 self._route(dump)
             case CaptureLost(rid, reason):
                 self._log.warning(events.DUMP_LOST, rid=rid, reason=reason)
-                name = RequestName.parse(rid)
-                inbox = self._inboxes.open.get((name.job, name.unit)) if name is not None else None
-                if inbox is not None:
-                    inbox.take_loss(rid, reason)
+                self._lose_capture(rid, reason)
             case DumpRejected(name, reason):
                 self._log.warning(events.DUMP_REJECTED, dump=name, reason=reason)
             case TapSeen():
                 self._take_tap(event)
+
+    def _lose_capture(self, rid: str, reason: str) -> None:
+        """Tell the unit that this attempt's capture will not come."""
+        name = RequestName.parse(rid)
+        inbox = self._inboxes.open.get((name.job, name.unit)) if name is not None else None
+        if inbox is not None:
+            inbox.take_loss(rid, reason)
 
     def _route(self, dump: Dump) -> None:
         facts = replace(dump.facts, dump_id=f"{self.name}/{dump.facts.dump_id}")
@@ -262,8 +268,8 @@ class WorkerDriver:
                 dump.release()
                 self._metrics.strays_total.labels(worker=self.name).inc()
                 self._log.debug(events.DUMP_STRAY, dump=facts.dump_id, rows=facts.rows, rid=facts.rid, reason=reason)
-                if self.gate is not None:
-                    self.gate.saw_stray(facts)
+                if self.fencing is not None:
+                    self.fencing.saw_stray(facts)
 
     # --- its state ------------------------------------------------------------------------------------------------------
 
@@ -291,8 +297,9 @@ class WorkerDriver:
             return
         restarted = self.tap is not None and self.tap.tap != tap.tap
         self.tap = tap
-        if tap.identity is Identity.COUNT and self.gate is None:
-            self.gate = StrictGate(tap.chunked_prefill_size, tap.model.vocab_size, self._ports.quiet_period_seconds)
+        if tap.identity is Identity.COUNT and self.fencing is None:
+            gate = StrictGate(tap.chunked_prefill_size)
+            self.fencing = Fencing(self.name, gate, tap.model.vocab_size, self._ports.quiet_period_seconds)
         self._log.info(
             events.WORKER_TAP_SEEN,
             tap=tap.tap,
@@ -307,6 +314,9 @@ class WorkerDriver:
     def _lose(self, reason: str) -> None:
         before = self.machine.state
         self.machine.handle(Lost(reason))
+        if before is not WorkerState.BUSY and (rid := self._router.lifecycle) is not None:
+            # By count, what is still to come of the open lifecycle could be anybody's now.
+            self._lose_capture(rid, f"worker {self.name} went away: {reason}")
         self._metrics.worker_up.labels(worker=self.name).set(0)
         if before is not self.machine.state:
             self._log.warning(events.WORKER_UNREACHABLE, reason=reason)
@@ -364,8 +374,8 @@ class WorkerDriver:
             self.machine.handle(Cleared())
         else:
             self.machine.handle(Identified(self.tap.tap))
-        if self.gate is not None:
-            self.gate.restart()
+        if self.fencing is not None:
+            self.fencing.gate.restart()
         self._metrics.worker_up.labels(worker=self.name).set(1)
         self._log.info(events.WORKER_READY, tap=self.tap.tap, model=self.tap.model.model_path, context_length=self.context_length)
         self._changed.set()

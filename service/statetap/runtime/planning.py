@@ -13,7 +13,7 @@ from statetap.core.placement import Geometry, Placement, choose_geometry, datase
 from statetap.core.records import DatasetRecord, JobSpec, SampleRecord, SampleStatus, UnitRecord, UnitState
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.spec import CaptureSpec, Final, HiddenArray, Identity, preset
-from statetap.core.strict import SHORTEST_SAMPLE
+from statetap.core.strict import tells_itself_apart
 from statetap.ports import OpenDataset, StoreFacts, TapSeen
 from statetap.runtime.driver import USABLE_BUDGET
 from statetap.runtime.views import JobSubmission, RefusalKind, Refused
@@ -217,9 +217,11 @@ def _admit(
             detail = f"{lengths[index]} tokens, the {limited_by} allows {limit}"
             reasons[index] = (SampleStatus.SKIPPED, str(Refusal(RefusalReason.OVER_LONG, detail)))
     if identity is Identity.COUNT:
-        reason = str(Refusal(RefusalReason.TOO_SHORT, "matching by count cannot tell a sample of 1 token from a decode pass"))
-        for index in np.flatnonzero(lengths < SHORTEST_SAMPLE).tolist():
-            reasons[index] = (SampleStatus.FAILED, reason)
+        reason = str(Refusal(RefusalReason.TOO_SHORT, "matching by count cannot tell a dump of 1 row from a decode pass"))
+        chunks = {tap.chunked_prefill_size for tap in workers.taps}
+        for index, length in enumerate(lengths.tolist()):
+            if index not in reasons and not all(tells_itself_apart(length, chunk) for chunk in chunks):
+                reasons[index] = (SampleStatus.FAILED, reason)
     lengths[list(reasons)] = 0
     return lengths, reasons
 

@@ -14,7 +14,7 @@ from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.spec import Identity
 from statetap.ports import GenerateSample, InferenceError, RecordedAnswer, RequestRefused
 from statetap.runtime.driver import WorkerDriver
-from statetap.runtime.gate import FenceFailed, StrictGate
+from statetap.runtime.fencing import FenceFailed, Fencing
 from statetap.runtime.unit_run import UnitRun
 from statetap.telemetry import events
 
@@ -32,32 +32,33 @@ class Turn:
     async def take(self) -> None:
         """Ask the worker for every sample that waits, until none does or the worker is not ready any more."""
         run, driver = self._run, self._driver
-        while driver.ready and (sample := run.next_for(driver.name, self._elsewhere)) is not None:
+        while driver.ready and (samples := run.waiting_for(driver.name, self._elsewhere)):
             await driver.pace()
-            if driver.gate is None:
-                await self._send(sample, run.assign(sample, driver.name, Identity.TOKENS, None))
-            elif await self._pass(driver.gate, run.length(sample)):
-                await self._ask_strictly(driver.gate, sample)
-            else:
+            if driver.fencing is None:
+                await self._send(samples[0], run.assign(samples[0], driver.name, Identity.TOKENS, None))
+            elif not await self._go_on_strictly(driver.fencing, samples):
                 return
 
-    async def _pass(self, gate: StrictGate, length: int) -> bool:
-        """Make sure that the dump of a sample of this length cannot be mistaken for another's."""
-        if gate.may_send(length):
+    async def _go_on_strictly(self, fencing: Fencing, samples: Sequence[int]) -> bool:
+        """Ask for one of the samples, or send the fence that must come first. False: the worker is to be left alone for now."""
+        lengths = [self._run.length(sample) for sample in samples]
+        length = fencing.gate.choose(lengths)
+        if length is not None:
+            await self._ask_strictly(fencing, samples[lengths.index(length)])
             return True
         try:
-            await self._driver.fence(gate, self._run.waiting_lengths())
-        except (FenceFailed, InferenceError, ValueError) as error:
+            await self._driver.fence(fencing, lengths)
+        except (FenceFailed, InferenceError) as error:
             self._run.log.warning(events.REQUEST_FAILED, worker=self._driver.name, reason=f"fence: {error}")
             await self._driver.rest()
             return False
-        return self._driver.ready
+        return True
 
-    async def _ask_strictly(self, gate: StrictGate, sample: int) -> None:
-        run, driver = self._run, self._driver
+    async def _ask_strictly(self, fencing: Fencing, sample: int) -> None:
+        run, driver, gate = self._run, self._driver, fencing.gate
         length = run.length(sample)
         rid = run.assign(sample, driver.name, Identity.COUNT, gate.chunk)
-        outcome = run.await_attempt(rid, lambda: driver.look_again(gate.quiet_period_seconds))
+        outcome = run.await_attempt(rid, lambda: driver.look_again(fencing.quiet_period_seconds))
         driver.begin_lifecycle(rid)
         gate.sent(length)
         captured = False

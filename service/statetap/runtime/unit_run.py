@@ -119,18 +119,13 @@ class UnitRun:
         """What its dumps may take in a worker's dump directory."""
         return unit_dump_bytes((s.length for s in self._rows.values()), self.arrays, chunk)
 
-    def next_for(self, worker: str, may_go_elsewhere: Callable[[Sequence[str]], bool]) -> int | None:
-        """The next sample to ask this worker for: its back-off is over, and rather one that has not failed on this worker."""
+    def waiting_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
+        """The samples to ask this worker for now: back-off over, and not failed here before if they may go elsewhere."""
         if self._closed_to_workers:
-            return None
+            return []
         now = self._ports.clock.monotonic()
-        for sample in self.machine.waiting():
-            if self._not_before.get(sample, 0.0) > now:
-                continue
-            failed_on = self.machine.failed_on(sample)
-            if worker not in failed_on or not may_go_elsewhere(failed_on):
-                return sample
-        return None
+        due = [sample for sample in self.machine.waiting() if self._not_before.get(sample, 0.0) <= now]
+        return [s for s in due if worker not in (failed_on := self.machine.failed_on(s)) or not elsewhere(failed_on)]
 
     def close_to_workers(self) -> None:
         """Ask no worker for anything any more; what is in flight may end."""
@@ -140,10 +135,6 @@ class UnitRun:
     def finishing(self) -> bool:
         """Whether it is being written or committed."""
         return self.machine.state in (UnitPhase.WRITING, UnitPhase.COMMITTING)
-
-    def waiting_lengths(self) -> set[int]:
-        """Rows of the samples that wait for a worker."""
-        return {self._rows[sample].length for sample in self.machine.waiting()}
 
     def length(self, sample: int) -> int:
         return self._rows[sample].length
@@ -172,9 +163,10 @@ class UnitRun:
 
     def take_answer(self, recorded: RecordedAnswer, answer: GenerateAnswer) -> None:
         """The answer is in: from here on the capture has so much time to become complete."""
-        self._ports.answers.record(*self.id, recorded)
-        self._overdue[answer.rid] = self._spawn(self._wait_until_overdue(answer.rid))
-        self.post(msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token))
+        if self.machine.awaits(answer.rid):
+            self._ports.answers.record(*self.id, recorded)
+            self._overdue[answer.rid] = self._spawn(self._wait_until_overdue(answer.rid))
+            self.post(msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token))
 
     # --- what was there before ------------------------------------------------------------------------------------------
 
@@ -208,7 +200,7 @@ class UnitRun:
             case msg.InspectCapture(rid, dump_ids):
                 self._spawn(self._inspect(rid, dump_ids))
             case msg.CloseLifecycle(rid):
-                self._spawn(self._close_lifecycle(rid))
+                self._spawn(self._close_lifecycle(rid, self._strict[rid][1]))
             case msg.CaptureAccepted():
                 self._accepted(command)
             case msg.AttemptFailed():
@@ -239,15 +231,17 @@ class UnitRun:
             self.log.warning(events.DUMP_REJECTED, reason=f"cannot be removed: {error}")
 
     async def _digest(self, rid: str, dump_ids: tuple[str, ...]) -> None:
-        digests = {dump_id: await self._ports.inspector.digest(self._dumps[dump_id].views) for dump_id in dump_ids}
+        # All views first: the machine may let go of a dump while another one is read.
+        views = {dump_id: self._dumps[dump_id].views for dump_id in dump_ids}
+        digests = {dump_id: await self._ports.inspector.digest(view) for dump_id, view in views.items()}
         self.post(msg.DumpsDigested(rid, digests))
 
     async def _inspect(self, rid: str, dump_ids: tuple[str, ...]) -> None:
         report = await self._ports.inspector.inspect([self._dumps[dump_id].views for dump_id in dump_ids], self.arrays)
         self.post(msg.CaptureInspected(rid, report.digest, report.refusal))
 
-    async def _close_lifecycle(self, rid: str) -> None:
-        await self._strict[rid][1]()
+    async def _close_lifecycle(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await look_again()
         self.post(msg.LifecycleClosed(rid))
 
     async def _wait_until_overdue(self, rid: str) -> None:

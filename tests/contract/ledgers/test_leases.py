@@ -32,6 +32,16 @@ async def test_an_expired_lease_is_leased_again_under_a_higher_fence(planned):
     assert (await planned.job("job")).counts == AT_START
 
 
+async def test_the_owner_of_an_older_lease_has_lost_it_even_to_itself(planned):
+    old = await lease(planned)
+    new = await lease(planned, now=60.0)
+    assert (new.unit.index, new.owner) == (old.unit.index, old.owner)
+    with pytest.raises(LeaseLost, match="fence 1"):
+        await planned.commit_unit(old, [stored(3), stored(0)], [], bytes_stored=1, at=61.0)
+    await planned.give_back(old)
+    assert (await planned.commit_unit(new, [stored(3), stored(0)], [], bytes_stored=1, at=61.0)).units_committed == 1
+
+
 async def test_an_expired_lease_counts_while_nobody_took_the_unit(planned):
     old = await lease(planned)
     assert (await planned.commit_unit(old, [stored(3), stored(0)], [], bytes_stored=1, at=100.0)).stored == 2

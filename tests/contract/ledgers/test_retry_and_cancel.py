@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from statetap.core.records import JobState, SampleStatus, UnitState
-from statetap.ports import LedgerError
+from statetap.ports import LeaseLost, LedgerError
 
 from tests.contract.ledgers.plan import AT_START, SAMPLES, failed, lease, sample, stored, unit
 
@@ -64,6 +64,15 @@ async def test_cancelling_spares_a_live_lease_but_no_expired_one(planned):
     await planned.set_job_state("job", JobState.CANCELLING, None, at=61.0)
     assert (await planned.cancel_pending("job", at=61.0)).cancelled == 2
     assert (await planned.commit_unit(live, [stored(1), stored(2)], [], bytes_stored=1, at=62.0)).stored == 2
+
+
+async def test_a_lease_that_expires_at_the_very_moment_is_cancelled_with_its_samples(planned):
+    held = await lease(planned)
+    counts = await planned.cancel_pending("job", at=held.expires_at)
+    assert (counts.pending, counts.cancelled) == (0, 4)
+    assert [u.index for u in await planned.units("job", UnitState.CANCELLED)] == [0, 1]
+    with pytest.raises(LeaseLost):
+        await planned.commit_unit(held, [stored(3), stored(0)], [], bytes_stored=1, at=61.0)
 
 
 async def test_take_over_cancels_what_a_cancelled_job_had_leased(planned):

@@ -1,7 +1,7 @@
 """core/requests.py: a request's name says whose it is, and comes back from a dump as it went out."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from statetap.core.requests import RequestName
 
@@ -9,11 +9,13 @@ numbers = st.integers(0, 2**63)
 names = st.builds(RequestName, st.from_regex(r"[a-z0-9]+", fullmatch=True), numbers, numbers, numbers, numbers)
 
 
+@settings(deadline=None)
 @given(names)
 def test_a_name_survives_its_rid(name):
     assert RequestName.parse(name.rid) == name
 
 
+@settings(deadline=None)
 @given(names, names)
 def test_two_names_have_two_rids(one, other):
     assert (one.rid == other.rid) == (one == other)

@@ -1,7 +1,7 @@
 """core/reservation.py: what is reserved covers what a unit's dumps take, page by page, however the worker splits them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from statetap.core.capture import TOKEN_BYTES
 from statetap.core.placement import PAGE_BYTES
@@ -22,7 +22,8 @@ def file_bytes(rows, arrays):
     return PAGE_BYTES + pages(TOKEN_BYTES * rows) + sum(pages(array.row_bytes * rows) for array in arrays)
 
 
-@given(st.integers(1, 3000), arrays, st.integers(1, 600), st.integers(0, 600))
+@settings(deadline=None)
+@given(st.integers(1, 600), arrays, st.integers(1, 200), st.integers(0, 200))
 def test_the_reservation_covers_every_split(length, arrays, chunk, first):
     """Also one where the first pass was shared, so that it took only `first` tokens."""
     cuts = [min(first, chunk, length)] if first else []
@@ -31,6 +32,7 @@ def test_the_reservation_covers_every_split(length, arrays, chunk, first):
     assert sum(file_bytes(rows, arrays) for rows in cuts) <= dump_bytes(length, arrays, chunk)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 3000), arrays, st.data())
 def test_a_worker_that_never_splits_may_still_share_a_pass(length, arrays, data):
     first = data.draw(st.integers(1, length))

@@ -20,16 +20,20 @@ def open_below(path: str, roots: Sequence[Path]) -> FileIO:
         DatasetRefused: no root is configured, or the file is elsewhere, missing, not a file, or of another kind.
     """
     if not roots:
-        raise DatasetRefused("no dataset root is configured, so no path can be read; send the body, or configure a root")
+        raise DatasetRefused(
+            "no dataset root is configured, so no path can be read; send the body, or configure a root", field="path"
+        )
     if not path.endswith(SUFFIXES):
-        raise DatasetRefused(f"{path!r} is not one of {', '.join(SUFFIXES)}; rename or convert it")
+        raise DatasetRefused(f"{path!r} is not one of {', '.join(SUFFIXES)}; rename or convert it", field="path")
     resolved_roots = [root.resolve() for root in roots]
     for root in resolved_roots:
         file = _resolve(root, path)
         if file is not None and any(file.is_relative_to(other) for other in resolved_roots):
             return _open_regular(file, path)
     # The same words for a file outside and for none at all: what else is on this machine is nobody's business.
-    raise DatasetRefused(f"there is no file {path!r} below {', '.join(map(str, roots))}; put it there, or send the body")
+    raise DatasetRefused(
+        f"there is no file {path!r} below {', '.join(map(str, roots))}; put it there, or send the body", field="path"
+    )
 
 
 def _resolve(root: Path, path: str) -> Path | None:
@@ -44,8 +48,10 @@ def _open_regular(file: Path, path: str) -> FileIO:
         # Without O_NONBLOCK opening a FIFO waits for a writer. O_NOFOLLOW: a link put there after `resolve` was not looked at.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise DatasetRefused(f"{path!r} cannot be read: {error.strerror}; let the service's user read it") from error
+        raise DatasetRefused(
+            f"{path!r} cannot be read: {error.strerror}; let the service's user read it", field="path"
+        ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise DatasetRefused(f"{path!r} is not a regular file; name a file")
+        raise DatasetRefused(f"{path!r} is not a regular file; name a file", field="path")
     return FileIO(descriptor, "rb")

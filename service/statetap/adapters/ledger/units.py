@@ -160,7 +160,7 @@ async def _release(connection: AsyncConnection, row: Row[Any]) -> None:
 
 
 async def _cancel(connection: AsyncConnection, number: int, which: ColumnElement[bool], theirs: ColumnElement[bool]) -> JobCounts:
-    """Cancel the job's units `which`, and of `theirs`, the samples of these units, those that are pending."""
+    """Cancel the job's units `which` and their pending samples, which `theirs` tells from those of other units."""
     cancelled = await connection.execute(
         update(samples)
         .where(samples.c.job == number, samples.c.status == SampleStatus.PENDING, theirs)

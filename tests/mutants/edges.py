@@ -1,0 +1,73 @@
+"""Bugs planted at the edges: dump format, embedded worker, store, ledger, reader."""
+
+from tests.mutants.mutant import Mutant, tests
+
+STORE = "tests/unit/adapters/store"
+LEDGERS = "tests/contract/ledgers"
+
+MUTANTS = (
+    Mutant(
+        name="dump-replaces-a-dump",
+        file="clients/sglang/statetap_sglang/filesystem.py",
+        old="_RENAME_NOREPLACE = 1",
+        new="_RENAME_NOREPLACE = 0",
+        catcher=tests("tests/unit/statetap_sglang"),
+        breaks="a dump is published without replacing (contract §2)",
+    ),
+    Mutant(
+        name="store-replaces-an-object",
+        file="service/statetap/adapters/store/durable_files.py",
+        old="    os.link(temporary, final)\n",
+        new="    final.unlink(missing_ok=True)\n    os.link(temporary, final)\n",
+        catcher=tests(STORE),
+        breaks="invariant 4: a committed object is never replaced",
+    ),
+    Mutant(
+        name="store-takes-nan",
+        file="service/statetap/adapters/store/value_checks.py",
+        old="if magnitudes.max() >= self._infinity:",
+        new="if False:",
+        catcher=tests(STORE),
+        breaks="non-finite states are refused, not trained on (SpecForge#104)",
+    ),
+    Mutant(
+        name="store-takes-zeros",
+        file="service/statetap/adapters/store/value_checks.py",
+        old="if not magnitudes[vector].any():",
+        new="if False:",
+        catcher=tests(STORE),
+        breaks="all-zero states are refused (speculators#613)",
+    ),
+    Mutant(
+        name="ledger-trusts-a-stale-fence",
+        file="service/statetap/adapters/ledger/units.py",
+        old="            units.c.fence == lease.fence,\n",
+        new="",
+        catcher=tests(LEDGERS),
+        breaks="invariant 4: what was done under a lost lease does not count",
+    ),
+    Mutant(
+        name="worker-layers-off-by-one",
+        file="service/statetap/embedded/capture.py",
+        old="self.decoder.layers[i].register_forward_hook(self._layer_hook(i))",
+        new="self.decoder.layers[max(i - 1, 0)].register_forward_hook(self._layer_hook(i))",
+        catcher=tests("tests/unit/embedded/test_capture.py"),
+        breaks="layer i is the residual stream after layer i (contract §1; speculators#313)",
+    ),
+    Mutant(
+        name="worker-pre-norm-for-post-norm",
+        file="service/statetap/embedded/capture.py",
+        old='tensors[LAST_HIDDEN_STATES] = self._norm["post"]',
+        new='tensors[LAST_HIDDEN_STATES] = self._norm["pre"]',
+        catcher=tests("tests/unit/embedded/test_capture.py"),
+        breaks="last_hidden_states is after the final norm (contract §3)",
+    ),
+    Mutant(
+        name="reader-reads-what-is-not-stored",
+        file="clients/python/statetap_client/reader.py",
+        old="if self.statuses[index] != Status.STORED:",
+        new="if False:",
+        catcher=tests("tests/unit/statetap_client/test_reader.py"),
+        breaks="readers go by samples/status, for a missing chunk reads as zeros",
+    ),
+)
