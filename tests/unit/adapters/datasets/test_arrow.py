@@ -165,7 +165,7 @@ async def test_a_body_that_breaks_off_leaves_nothing(datasets, folder, error):
 
 
 async def test_an_unknown_model_is_refused_with_those_that_are_known(datasets):
-    with pytest.raises(DatasetRefused, match="'other' is neither .* known: tiny"):
+    with pytest.raises(DatasetRefused, match=r"'other' is neither .* known: tiny"):
         await ingest(datasets, ndjson({"input_ids": [1]}), model="other")
 
 
