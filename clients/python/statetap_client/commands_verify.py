@@ -17,6 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from statetap_client.reader import StoreReader
     from statetap_client.verify import Progress, Report
+    from statetap_client.verify_tokens import TokensReport
 
 MODEL_SAMPLES = 8
 SHOWN_FAILURES = 20
@@ -43,6 +44,7 @@ def verify(
     # Late, so that `--help` does not wait for zarr and torch.
     from statetap_client.reader import NotAStore, StoreReader
     from statetap_client.verify import verify_digests
+    from statetap_client.verify_tokens import verify_tokens
 
     try:
         reader = StoreReader(store)
@@ -55,11 +57,14 @@ def verify(
         options = {"samples": samples or MODEL_SAMPLES, "seed": seed, "tolerance": tolerance, "chunked": chunked}
         with _progress("model", shown=not as_json) as advance:
             reports["model"] = _against_model(reader, model, progress=advance, **options)
+    with _progress("tokens", shown=not as_json) as advance:
+        tokens = verify_tokens(reader, progress=advance)
     passed = all(report.ok for report in reports.values())
     if as_json:
-        typer.echo(orjson.dumps({"ok": passed, **{name: asdict(report) for name, report in reports.items()}}))
+        found = {name: {"ok": report.ok, **asdict(report)} for name, report in reports.items()}
+        typer.echo(orjson.dumps({"ok": passed, "tokens": asdict(tokens), **found}))
     else:
-        _print(reports, passed)
+        _print(reports, tokens, passed)
     raise typer.Exit(0 if passed else 1)
 
 
@@ -89,7 +94,7 @@ def _progress(what: str, *, shown: bool) -> Iterator[Progress]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _print(reports: dict[str, Report], passed: bool) -> None:
+def _print(reports: dict[str, Report], tokens: TokensReport, passed: bool) -> None:
     console = Console()
     if console.is_terminal:
         table = Table("check", "samples", "failures", "largest relative error")
@@ -110,4 +115,11 @@ def _print(reports: dict[str, Report], passed: bool) -> None:
             typer.echo(f"{name}: {hidden} more failures; --json has them all")
         if not report.stored:
             typer.echo(f"{name}: the store has no stored sample: there is nothing to verify")
+    for sha256 in tokens.confirmed:
+        typer.echo(f"tokens: dataset {sha256[:16]} is in the store as it was submitted")
+    for sha256 in tokens.unconfirmed:
+        typer.echo(
+            f"tokens: dataset {sha256[:16]} is not in the store as it was submitted; that is as it should be only "
+            "if samples were truncated, skipped or refused for their length"
+        )
     typer.echo("verified" if passed else "NOT verified")

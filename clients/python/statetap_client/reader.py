@@ -154,6 +154,10 @@ class StoreReader:
         tokens = {name: cast("NDArray[Any]", self._array(name)[start:end]) for name in layout.TOKEN_ARRAYS}
         return Sample(index, self.ids[index], int(self._next_token[index]), **tokens, **dict(self._hidden_rows(index)))
 
+    def token_rows(self, name: str, first: int, last: int) -> NDArray[Any]:
+        """Rows `[first, last)` of `input_ids` or `loss_mask`, as far as the store has them, whosever they are."""
+        return cast("NDArray[Any]", self._array(name)[first:last])
+
     def by_id(self, id: str) -> Sample[torch.Tensor]:  # noqa: A002 (the contract's word)
         """The sample of that id, as `sample` gives it.
 

@@ -62,7 +62,8 @@ def demo(
         console.print(f"demo: {error}", style="red", markup=False)
         raise typer.Exit(1) from None
     _report(console, outcome)
-    good = outcome.job.state == "completed" and not outcome.job.failures and outcome.verified["ok"]
+    verified = outcome.verified["ok"] and not outcome.verified["tokens"]["unconfirmed"]
+    good = outcome.job.state == "completed" and not outcome.job.failures and verified
     console.print(f"store: {outcome.store}", soft_wrap=True, markup=False, highlight=False)
     raise typer.Exit(0 if good else 1)
 
@@ -173,6 +174,8 @@ def _report(console: Console, outcome: Outcome) -> None:
     )
     for worker, tally in sorted(job.workers.items()):
         console.print(f"{worker}: {tally.get('stored', 0)} samples stored, {tally.get('attempts', 0)} attempts")
+    as_submitted = "no, they differ" if outcome.verified["tokens"]["unconfirmed"] else "yes, all"
+    console.print(f"ids, tokens and masks as submitted: {as_submitted}")
     console.print(f"digests of {digests['checked']} samples read back: {_verdict(digests)}")
     console.print(f"{computed.get('checked', 0)} samples computed again with Hugging Face: {_verdict(computed)}")
     for failure in computed.get("failures", [])[:10]:
@@ -185,4 +188,4 @@ def _error(errors: dict[str, Any], name: str) -> str:
 
 
 def _verdict(report: dict[str, Any]) -> str:
-    return "all equal" if report.get("ok", not report.get("failures")) else f"{len(report['failures'])} differ"
+    return "all equal" if report.get("ok") else f"{len(report.get('failures', []))} differ"

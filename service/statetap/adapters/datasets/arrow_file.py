@@ -1,18 +1,12 @@
 """A dataset's file: an Arrow IPC file with the columns `id`, `input_ids` and `loss_mask`, in dataset order.
 
 The schema's metadata says what the dataset is bound to. Its sha256 is known only at the end, and so stands in the metadata of a
-last record batch that has no rows.
-
-`sha256` is over canonical records and so independent of how a dataset was sent: the SHA-256 of the SHA-256s of all samples'
-records in order. A record is the id's UTF-8 length (uint32), the id, the number of tokens (uint32), the ids (int32) and the mask
-(uint8), little-endian.
+last record batch that has no rows (`statetap_client.dataset_digest` says what it is over).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import struct
 from bisect import bisect_right
 from pathlib import Path
 from typing import Any
@@ -22,15 +16,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 COLUMNS = pa.schema([("id", pa.string()), ("input_ids", pa.large_list(pa.int32())), ("loss_mask", pa.large_list(pa.uint8()))])
-
-
-def record_digest(sample_id: str, input_ids: NDArray[np.int32], loss_mask: NDArray[np.uint8]) -> bytes:
-    """SHA-256 of one sample's canonical record."""
-    name = sample_id.encode()
-    digest = hashlib.sha256(struct.pack("<I", len(name)) + name + struct.pack("<I", len(input_ids)))
-    digest.update(input_ids.astype("<i4", copy=False).tobytes())
-    digest.update(loss_mask.tobytes())
-    return digest.digest()
 
 
 class DatasetFile:

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
+from statetap_client.dataset_digest import sample_digest
 
-from statetap.adapters.datasets.arrow_file import COLUMNS, record_digest
+from statetap.adapters.datasets.arrow_file import COLUMNS
 from statetap.adapters.datasets.chat import encode_chat
 from statetap.adapters.datasets.limits import IntakeLimits
 from statetap.adapters.datasets.lines import LineBatch, too_long
@@ -78,7 +79,7 @@ def encode_batch(rules: Rules, batch: LineBatch) -> EncodedBatch:
     lengths = [len(ids) for ids, _ in encoded]
     return EncodedBatch(
         records=_records([sample.id for sample in samples], lengths, encoded),
-        digests=b"".join(record_digest(sample.id, ids, mask) for sample, (ids, mask) in zip(samples, encoded, strict=True)),
+        digests=b"".join(sample_digest(sample.id, ids, mask) for sample, (ids, mask) in zip(samples, encoded, strict=True)),
         lines=np.array([sample.line for sample in samples], np.int64),
         id_hashes=np.array([xxhash.xxh3_64_intdigest(sample.id.encode()) for sample in samples], np.uint64),
         tokens=sum(lengths),
