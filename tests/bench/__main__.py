@@ -79,9 +79,9 @@ def publish(root: Path, samples: int, rows: int) -> list[Path]:
     beacon = make_beacon(aux_layer_ids=tuple(range(LAYERS)), hidden_size=HIDDEN, final="post_norm", budget_bytes=1 << 40)
     root.mkdir(mode=0o700)
     publisher = DumpPublisher(root, "bench", beacon)
-    names = []
-    for number in range(samples):
-        names.append(publisher.publish(make_metadata(f"r{number}", rows), make_tensors(beacon, rows, seed=number)))
+    names = [
+        publisher.publish(make_metadata(f"r{number}", rows), make_tensors(beacon, rows, seed=number)) for number in range(samples)
+    ]
     publisher.close()
     return [publisher.directory / name for name in names]
 
