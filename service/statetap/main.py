@@ -42,8 +42,8 @@ from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.jobs import JobDesk
 from statetap.runtime.pool import WorkerPool
+from statetap.runtime.run_ports import RunPorts
 from statetap.runtime.service import Service
-from statetap.runtime.unit_run import RunPorts
 from statetap.runtime.views import RefusalKind, Refused
 from statetap.settings import Settings
 from statetap.telemetry import events, logs
@@ -142,8 +142,12 @@ def wire(settings: Settings) -> Wired:
 def locate_store(place: str, settings: Settings) -> str:
     """The absolute path of a store: as given, or below the first store root. Refused unless it is below a store root."""
     roots = [root.resolve() for root in settings.store_roots]
-    path = Path(place).expanduser()
-    resolved = (path if path.is_absolute() else roots[0] / path).resolve()
+    if "://" in place or not place.strip() or not place.isprintable():
+        raise Refused(RefusalKind.INVALID, f"{place!r} is not a path below a store root", field="store")
+    try:
+        resolved = (roots[0] / place).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise Refused(RefusalKind.INVALID, f"{place!r} cannot be a path: {error}", field="store") from error
     if not any(resolved != root and resolved.is_relative_to(root) for root in roots):
         below = ", ".join(map(str, roots))
         raise Refused(
@@ -151,6 +155,8 @@ def locate_store(place: str, settings: Settings) -> str:
             f"{resolved} is not below a store root; the configured ones (store_roots) are {below}",
             field="store",
         )
+    if (outer := next((parent for parent in resolved.parents if (parent / "zarr.json").exists()), None)) is not None:
+        raise Refused(RefusalKind.INVALID, f"{resolved} lies inside the store {outer}; put it beside it", field="store")
     return str(resolved)
 
 

@@ -12,7 +12,7 @@ import pytest
 from statetap.adapters.dumps import PlainDumpSource, PluginDumpSource
 from statetap.core.dumps import DumpFacts
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
-from statetap.ports import DumpSeen, DumpSource, TapSeen
+from statetap.ports import DumpSeen, DumpSource, DumpSourceError, TapSeen
 from statetap_sglang.format import dump_number
 from statetap_sglang.plain import PlainLayout, PlainPublisher, plain_number
 from statetap_sglang.publisher import DumpPublisher
@@ -63,7 +63,17 @@ class FakeSetting(Setting):
         views = {name: bytes(tensor.data) for name, tensor in tensors.items()}
         shapes = tuple((name, "bfloat16", tensor.shape) for name, tensor in tensors.items())
         nbytes = -(-sum(map(len, views.values())) // 4096) * 4096
-        self._source.put(DumpFacts(dump_id=f"tap/{seed}", sequence=seed, rows=rows, nbytes=nbytes, tensors=shapes), views)
+        tap = tap_seen("tap", Identity.TOKENS)
+        facts = DumpFacts(
+            dump_id=f"tap/{seed}",
+            sequence=seed,
+            rows=rows,
+            nbytes=nbytes,
+            tensors=shapes,
+            capture=tap.capture,
+            model_fingerprint=tap.model.model_fingerprint,
+        )
+        self._source.put(facts, views)
         return views
 
     def source(self) -> DumpSource:
@@ -242,3 +252,18 @@ async def test_nothing_is_posted_after_close(setting: Setting, source: DumpSourc
     await heard.wait(DumpSeen, 1)
     assert len(listener.events) == before
     await other.close()
+
+
+async def test_a_directory_has_one_source(tmp_path: Path) -> None:
+    """Two workers with one directory, in one service or in two, would take or release each other's dumps."""
+    first = PluginDumpSource(tmp_path / "dumps", "w", clock=StillClock())
+    second = PluginDumpSource(tmp_path / "dumps", "w", clock=StillClock())
+    layout = PlainLayout.default(aux_layers=2, final="both")
+    plain = PlainDumpSource(tmp_path / "dumps" / "w", layout, tap_seen("plain", Identity.COUNT), clock=StillClock())
+    await first.start(lambda _: None)
+    for other in (second, plain):
+        with pytest.raises(DumpSourceError, match="a directory of its own"):
+            await other.start(lambda _: None)
+    await first.close()
+    await second.start(lambda _: None)
+    await second.close()

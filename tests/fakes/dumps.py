@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from statetap_sglang.format import (
     DumpMetadata,
     TensorView,
 )
+from statetap_sglang.publisher import DumpPublisher
 
 
 class FakeDump:
@@ -199,6 +201,15 @@ def make_beacon(**changes: Any) -> Beacon:
 
 def make_metadata(rid: str, rows: int, **changes: Any) -> DumpMetadata:
     return DumpMetadata(**({"boot_id": "boot1", "rid": rid, "prefix_len": 0, "extend_len": rows} | changes))
+
+
+Publish = Callable[..., DumpPublisher]
+
+
+def publish(publisher: DumpPublisher, rid: str = "rid", rows: int = 3, boot_id: str = "boot1", **changes: Any) -> Path:
+    """Publish one dump of random rows; its path."""
+    metadata = make_metadata(rid, rows, boot_id=boot_id, **changes)
+    return publisher.directory / publisher.publish(metadata, make_tensors(make_beacon(), rows))
 
 
 def random_tensor(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> TensorView:

@@ -1,7 +1,7 @@
 """The whole runtime over fakes: workers that publish what they should, a clock that a test moves, nothing on disk.
 
-`World` outlives its service: `stop` and `kill` end it, `start` begins another one over the same ledger, store, dump directories and
-answers. After each call that lets something happen, everything that can happen without the clock has happened.
+`World` outlives its service: `stop` and `kill` end it, `start` begins another one over the same ledger, store, dump directories
+and answers. After each call that lets something happen, everything that can happen without the clock has happened.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.jobs import JobDesk
 from statetap.runtime.pool import WorkerPool
+from statetap.runtime.run_ports import RunPorts
 from statetap.runtime.service import Service
-from statetap.runtime.unit_run import RunPorts
 from statetap.runtime.views import JobSubmission
 from statetap.settings import Runtime
 from statetap.telemetry.metrics import Metrics
@@ -150,6 +150,8 @@ class FakeWorker:
             rows=len(tokens),
             nbytes=sum(map(len, views.values())),
             tensors=tuple((array.name, array.dtype, (len(tokens), *array.row_shape)) for array in arrays),
+            capture=self.tap.capture,
+            model_fingerprint=self.tap.model.model_fingerprint,
             rid=sample.rid if by_tokens else None,
             prefix_len=start if by_tokens else 0,
             prompt_len=len(sample.token_ids) if by_tokens else None,
@@ -185,10 +187,11 @@ class InlineExecutor(ThreadPoolExecutor):
 
 
 class World:
-    """Everything that a service works on, and the service."""
+    """Everything that a service works on, and the service. `workers` may grow; those given at first are configured ones."""
 
     def __init__(self, *workers: FakeWorker, **settings: Any) -> None:
         self.workers = {worker.name: worker for worker in workers}
+        self.configured = [worker.record for worker in workers]
         self.settings = Runtime(**settings)
         self.clock = HandClock()
         self.ledger = FakeLedger()
@@ -250,7 +253,7 @@ class World:
         )
         self.desk = JobDesk(self.states, self.admission, self.course, self.pool, self.ledger, log)
         self.service = Service(owner, self.ledger, self.pool, self.course)
-        await self.service.start([worker.record for worker in self.workers.values()])
+        await self.service.start(self.configured)
         self.running = True
 
     async def stop(self, drain_seconds: float = 0.0) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from statetap.adapters.ledger.cursors import decode_cursor, page
+from statetap.core.capture import reason_kind
 from statetap.core.records import (
     DatasetRecord,
     EventRecord,
@@ -26,7 +27,7 @@ from statetap.core.records import (
     UnitState,
     WorkerRecord,
 )
-from statetap.ports import IdempotencyConflict, LeaseLost, LedgerError, NotFound, Page
+from statetap.ports import CommitEvent, IdempotencyConflict, LeaseLost, LedgerError, NotFound, Page
 
 T = TypeVar("T")
 
@@ -229,7 +230,14 @@ class FakeLedger:
             job.release(job.units[lease.unit.index])
 
     async def commit_unit(
-        self, lease: UnitLease, verdicts: Sequence[SampleVerdict], objects: Sequence[ShardObject], *, bytes_stored: int, at: float
+        self,
+        lease: UnitLease,
+        verdicts: Sequence[SampleVerdict],
+        objects: Sequence[ShardObject],
+        *,
+        bytes_stored: int,
+        at: float,
+        event: CommitEvent | None = None,
     ) -> JobCounts:
         job = self.jobs_by_id.get(lease.unit.job)
         unit = job.units.get(lease.unit.index) if job else None
@@ -258,6 +266,8 @@ class FakeLedger:
         job.objects.update({o.key: (lease.unit.index, o) for o in objects})
         job.bytes_stored += bytes_stored
         unit.end(UnitState.COMMITTED)
+        if event is not None:
+            await self.append_event(lease.unit.job, event.name, event.data, at=at)
         return job.counts()
 
     async def cancel_pending(self, job: str, *, at: float) -> JobCounts:
@@ -286,7 +296,7 @@ class FakeLedger:
 
     async def failures(self, job: str) -> dict[str, int]:
         unhappy = (s for s in self._job(job).samples.values() if s.status in (SampleStatus.FAILED, SampleStatus.SKIPPED))
-        return dict(Counter(s.reason for s in unhappy if s.reason is not None))
+        return dict(Counter(reason_kind(s.reason) for s in unhappy if s.reason is not None))
 
     # --- keys, workers, events
 

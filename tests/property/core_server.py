@@ -8,8 +8,10 @@ from itertools import pairwise
 
 from statetap.core.capture import TOKEN_BYTES
 from statetap.core.dumps import DumpFacts
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import CaptureSpec, Final, HiddenArray
 
+CAPTURE = CaptureSpec((), Final.POST_NORM)
+FINGERPRINT = "weights"
 ARRAYS = (HiddenArray("last_hidden_states", (4,), "bfloat16"),)
 Prompt = tuple[int, ...]
 
@@ -142,6 +144,8 @@ class Server:
             rows=stop - start,
             nbytes=TOKEN_BYTES * (stop - start),
             tensors=tuple((a.name, a.dtype, (stop - start, *a.row_shape)) for a in ARRAYS),
+            capture=CAPTURE,
+            model_fingerprint=FINGERPRINT,
         )
         if self.names:
             length = len(prompt) if prompt_len is None else prompt_len

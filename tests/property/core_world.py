@@ -17,7 +17,7 @@ from statetap.core.strict import StrictGate
 from statetap.core.unit import UnitKey, UnitMachine, UnitSample
 from statetap.core.worker import Answered, Cleared, Doubted, Identified, Lost, Sent, WorkerMachine, WorkerState
 
-from tests.property.core_server import ARRAYS, Loss, Prompt, Published, Server, token_bytes
+from tests.property.core_server import ARRAYS, CAPTURE, FINGERPRINT, Loss, Prompt, Published, Server, token_bytes
 from tests.property.core_units import ATTEMPTS, Run, Units
 
 JOB = "j"
@@ -61,7 +61,7 @@ class World(Units):
     def lease(self, index: int) -> None:
         unit, key = self.units[index], (JOB, index)
         unit.fence, unit.leased = unit.fence + 1, True
-        wanted = [UnitSample(s, Expected(token_bytes(self.prompts[s]), ARRAYS)) for s in unit.samples]
+        wanted = [UnitSample(s, Expected(token_bytes(self.prompts[s]), ARRAYS, CAPTURE, FINGERPRINT)) for s in unit.samples]
         run = self.runs[key] = Run(UnitMachine(UnitKey(JOB, index, unit.fence), wanted, attempts_per_sample=ATTEMPTS))
         self.expected_back.discard(key)
         for recalled in self.journal[index]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -33,23 +33,34 @@ def _register() -> None:
 
 
 class _AfterZarr(MetaPathFinder):
-    """Finds nothing itself: it lets zarr's own loader call `_register` when the module has run."""
+    """Finds nothing itself: it has zarr loaded by its own loader, and then calls `_register`."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != _ZARR:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            # Only now: a spec may be looked up without an import (`importlib.util.find_spec`).
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            _register()
-
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        if spec is not None and spec.loader is not None:
+            spec.loader = _LoadAndRegister(spec.loader, self)
         return spec
+
+
+class _LoadAndRegister(Loader):
+    """Stands in for a loader until it has run. Wrapped, not patched: some loaders serve many modules."""
+
+    def __init__(self, loader: Loader, finder: _AfterZarr) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        # Only now: a spec may be looked up without an import (`importlib.util.find_spec`).
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        _register()

@@ -6,9 +6,10 @@ Times are RFC 3339, ids are opaque strings, sizes are bytes, lengths are tokens.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 T = TypeVar("T")
 
@@ -156,18 +157,39 @@ class Sample(Answer):
     digest: str | None = Field(description="XXH3-64 of its bytes, 16 hex digits, once stored.")
 
 
+def _absolute(path: str) -> str:
+    if "\0" in path or not path.startswith("/"):
+        raise ValueError("must be an absolute path: the service's working directory is nobody's business")
+    return path
+
+
+def _http_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"must be a URL such as http://127.0.0.1:30000: {error}") from error
+    if not named or any(char.isspace() for char in url):
+        raise ValueError("must be a URL such as http://127.0.0.1:30000")
+    return url
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
 class PluginDumps(Request):
     """Dumps by the plugin or the embedded worker. `dir` is the dump root; the worker's taps are below `<dir>/<worker name>/`."""
 
     kind: Literal["plugin"] = "plugin"
-    dir: str
+    dir: AbsolutePath
 
 
 class PlainDumps(Request):
     """Dumps by a hand-patched server, matched by token count (strict mode): what a beacon would tell is declared here."""
 
     kind: Literal["plain"]
-    dir: str
+    dir: AbsolutePath
     format: Literal["safetensors", "pt"] = "safetensors"
     published_by: Literal["rename", "DONE", "meta.json"] = "rename"
     tensors: dict[str, str] = Field(
@@ -184,7 +206,21 @@ class PlainDumps(Request):
     chunked_prefill_size: int | None = Field(default=None, ge=1)
     context_length: int | None = Field(default=None, ge=1)
     budget_bytes: int = Field(default=8 << 30, ge=1)
-    quiet_period_seconds: float = Field(default=0.0, ge=0, description="How long no dump may appear before a lifecycle closes.")
+    quiet_period_seconds: float = Field(default=0.05, ge=0, description="How long after its dumps a lifecycle closes.")
+
+    @model_validator(mode="after")
+    def _is_a_capture(self) -> Self:
+        ids = self.aux_layer_ids
+        if ids != sorted(set(ids)) or any(not 0 <= layer < self.num_layers for layer in ids):
+            raise ValueError(f"aux_layer_ids must be ascending, distinct and within 0 to {self.num_layers - 1}, not {ids}")
+        wanted = ["aux_hidden_states"] if ids else []
+        wanted += ["last_hidden_states"] if self.final in ("post_norm", "both") else []
+        wanted += ["last_hidden_states_prenorm"] if self.final in ("pre_norm", "both") else []
+        if not wanted:
+            raise ValueError("aux_layer_ids and final name nothing to capture")
+        if strangers := sorted(self.tensors.keys() - set(wanted)):
+            raise ValueError(f"tensors names {', '.join(strangers)}; what is captured is {', '.join(wanted)}")
+        return self
 
 
 Dumps = Annotated[PluginDumps | PlainDumps, Field(discriminator="kind")]
@@ -192,7 +228,7 @@ Dumps = Annotated[PluginDumps | PlainDumps, Field(discriminator="kind")]
 
 class WorkerRequest(Request):
     name: Name
-    url: str = Field(pattern=r"^https?://[^\s]+$")
+    url: HttpUrl
     dumps: Dumps
     requests_per_second: float | None = Field(default=None, gt=0, description="A rate limit; none by default.")
 

@@ -19,6 +19,7 @@ from statetap.telemetry import events
 
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "Last-Event-ID"
+LONGEST_ID = 18
 BATCH = 500
 LOOK_SECONDS = 15.0
 """How often a silent stream looks whether its client is still there; the response's own pings find out."""
@@ -81,7 +82,7 @@ async def _wait(services: Services, closing: asyncio.Event, job: str, after: int
 
 def last_event_id(request: web.Request) -> int:
     text = request.headers.get(LAST_EVENT_ID, "0")
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_ID):
         raise RequestRefused(400, f"{LAST_EVENT_ID} must be the id of an event, not {text!r}", field=LAST_EVENT_ID)
     return int(text)
 

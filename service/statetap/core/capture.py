@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from statetap.core.dumps import DumpFacts
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import CaptureSpec, HiddenArray
 
 TOKEN_BYTES = 4
 
@@ -23,6 +23,7 @@ class RefusalReason(StrEnum):
 
     WRONG_TOKENS = "wrong_tokens"
     WRONG_TENSORS = "wrong_tensors"
+    WRONG_CAPTURE = "wrong_capture"
     WRONG_PROMPT_LENGTH = "wrong_prompt_length"
     PREFIX_CACHED = "prefix_cached"
     OVERLAP = "overlap"
@@ -34,6 +35,11 @@ class RefusalReason(StrEnum):
     OUTSIDE_VOCABULARY = "outside_vocabulary"
     OVER_LONG = "over_long"
     TOO_SHORT = "too_short"
+
+
+def reason_kind(reason: str) -> str:
+    """The first word of a recorded reason, by which reasons are counted."""
+    return reason.split(":", 1)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +78,30 @@ Verdict = Complete | Incomplete | Refusal | NeedDigests
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a capture must be: `token_ids` as little-endian int32 bytes, and the hidden arrays of the capture spec."""
+    """What a capture must be: `token_ids` as little-endian int32 bytes, the spec, its hidden arrays, and the model."""
 
     token_ids: bytes
     arrays: tuple[HiddenArray, ...]
+    capture: CaptureSpec
+    model_fingerprint: str
 
     @property
     def rows(self) -> int:
         return len(self.token_ids) // TOKEN_BYTES
 
     def misfit(self, dump: DumpFacts) -> Refusal | None:
-        """Why this dump's tensors are not those of the capture spec, None if they are."""
+        """Why this dump was not captured as the job asks, None if it was."""
+        if dump.capture != self.capture:
+            return Refusal(
+                RefusalReason.WRONG_CAPTURE,
+                f"dump {dump.dump_id} is from a tap that captures layers {list(dump.capture.aux_layer_ids)}, final "
+                f"{dump.capture.final}; the job needs {list(self.capture.aux_layer_ids)}, {self.capture.final}",
+            )
+        if dump.model_fingerprint != self.model_fingerprint:
+            return Refusal(
+                RefusalReason.WRONG_CAPTURE,
+                f"dump {dump.dump_id} is of model {dump.model_fingerprint}; the job needs {self.model_fingerprint}",
+            )
         wanted = tuple((a.name, a.dtype, (dump.rows, *a.row_shape)) for a in self.arrays)
         if sorted(dump.tensors) == sorted(wanted):
             return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from statetap.core.spec import CaptureSpec
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpFacts:
@@ -11,6 +13,7 @@ class DumpFacts:
 
     A plugin dump has a `rid` and covers rows `[prefix_len, prefix_len + rows)`; `token_ids` are its rows' ids as little-endian
     int32 bytes. A plain dump has neither. `tensors` maps each hidden tensor's name to (dtype, shape), dtype as the model's.
+    `capture` and `model_fingerprint` are what its tap says of itself: rows of other layers may have the same shape.
     """
 
     dump_id: str
@@ -18,6 +21,8 @@ class DumpFacts:
     rows: int
     nbytes: int
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    capture: CaptureSpec
+    model_fingerprint: str
     rid: str | None = None
     prefix_len: int = 0
     prompt_len: int | None = None

@@ -17,7 +17,7 @@ from statetap.ports.inference import (
     ServerFacts,
     WorkerUnreachable,
 )
-from statetap.ports.ledger import BadCursor, IdempotencyConflict, LeaseLost, Ledger, LedgerError, NotFound, Page
+from statetap.ports.ledger import BadCursor, CommitEvent, IdempotencyConflict, LeaseLost, Ledger, LedgerError, NotFound, Page
 from statetap.ports.store import (
     CaptureInspector,
     CaptureReport,
@@ -41,6 +41,7 @@ __all__ = [
     "CaptureLost",
     "CaptureReport",
     "Clock",
+    "CommitEvent",
     "DatasetRefused",
     "Datasets",
     "Dump",

@@ -53,6 +53,14 @@ class Page(Generic[T]):
     cursor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class CommitEvent:
+    """What a commit appends to the job's event log."""
+
+    name: str
+    data: Mapping[str, Any]
+
+
 class Ledger(Protocol):
     """The durable record. Every method is one transaction; what it returned has survived."""
 
@@ -100,9 +108,16 @@ class Ledger(Protocol):
         ...
 
     async def commit_unit(
-        self, lease: UnitLease, verdicts: Sequence[SampleVerdict], objects: Sequence[ShardObject], *, bytes_stored: int, at: float
+        self,
+        lease: UnitLease,
+        verdicts: Sequence[SampleVerdict],
+        objects: Sequence[ShardObject],
+        *,
+        bytes_stored: int,
+        at: float,
+        event: CommitEvent | None = None,
     ) -> JobCounts:
-        """Record a unit whole: verdicts, objects, the job's counts. LeaseLost: the fence is not the current one."""
+        """Record a unit whole: verdicts, objects, the job's counts, an event. LeaseLost: the fence is not the current one."""
         ...
 
     async def cancel_pending(self, job: str, *, at: float) -> JobCounts:
@@ -122,7 +137,7 @@ class Ledger(Protocol):
         ...
 
     async def failures(self, job: str) -> dict[str, int]:
-        """Failed and skipped samples by reason."""
+        """Failed and skipped samples by the kind of their reason."""
         ...
 
     async def idempotent(self, key: str, request_hash: str) -> str | None:

@@ -85,13 +85,15 @@ class Admission:
                 RefusalKind.CONFLICT, f"no failed sample of job {job.id} can be tried again: each was refused for what it is"
             )
         facts = await self._describe(job.spec.store)
+        if facts is None:
+            detail = f"the store of job {job.id} is gone from {job.spec.store}: put it back, or submit the job anew"
+            raise Refused(RefusalKind.CONFLICT, detail)
         shard = job.spec.geometry.rows_per_shard
-        rows = facts.rows if facts is not None else job.spec.first_row
         placement = place(
             [sample.length for sample in failed],
             range(len(failed)),
             job.spec.geometry,
-            first_row=-(-rows // shard) * shard,
+            first_row=-(-facts.rows // shard) * shard,
             first_unit=job.counts.units_total,
         )
         units = [replace(unit, samples=tuple(failed[i].sample for i in unit.samples)) for unit in unit_records(job.id, placement)]

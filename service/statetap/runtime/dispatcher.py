@@ -11,14 +11,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.records import JobRecord, JobState, SampleStatus
+from statetap.core.records import JobRecord, JobState, SampleRecord, SampleStatus, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
 from statetap.runtime.driver import WorkerDriver
 from statetap.runtime.open_datasets import OpenDatasets
 from statetap.runtime.pool import WorkerPool
+from statetap.runtime.run_ports import Ending, RunPorts
 from statetap.runtime.turn import Turn
-from statetap.runtime.unit_run import Ending, RunPorts, UnitRun
+from statetap.runtime.unit_run import UnitRun
 from statetap.telemetry import events
 
 # A unit that was given back so often, one time after the other, is not to be tried on and on: its job is paused.
@@ -72,7 +73,8 @@ class Dispatcher:
 
     async def stop(self, drain_seconds: float) -> None:
         """Lease no more; wait for what is in flight or being written, within the limit; leave the rest to the next start."""
-        self._tasks[0].cancel()
+        for task in self._tasks[:1]:
+            task.cancel()
         for run in self._runs.values():
             run.close_to_workers()
         deadline = self._ports.clock.monotonic() + drain_seconds
@@ -80,6 +82,8 @@ class Dispatcher:
             await self._ports.clock.sleep(0.05)
         for run in list(self._runs.values()):
             await run.stop()
+        # What has ended is to be recorded whole: a commit's event is not made up for at the next start.
+        await self._endings.join()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,32 +112,39 @@ class Dispatcher:
                 await Turn(run, driver, self._elsewhere(run)).take()
             except Exception as error:  # noqa: BLE001 - a turn must not fail silently
                 self._log.exception(events.UNIT_CRASHED, job=run.id[0], unit=run.id[1], worker=driver.name)
-                await run.abandon(f"{type(error).__name__}: {error}", give_back=True)
-            finally:
-                driver.turn = None
-                del self._turns[driver.name]
-                self._pool.changed.set()
+                await run.give_up(f"{type(error).__name__}: {error}")
+
+        def over(_: asyncio.Task[None]) -> None:
+            driver.turn = None
+            del self._turns[driver.name]
+            self._pool.changed.set()
 
         self._turns[driver.name] = run.id
         driver.turn = asyncio.create_task(turn(), name=f"turn {driver.name}")
+        # Not at the turn's own end: a task that is cancelled before its first step has none.
+        driver.turn.add_done_callback(over)
 
     def _elsewhere(self, run: UnitRun) -> Callable[[Sequence[str]], bool]:
-        return lambda excluded: self._pool.another_serves(run.spec, excluded)
+        """A worker without room for the unit does not count: two units might wait for each other's room for ever."""
+        return lambda excluded: any(
+            driver.name not in excluded and driver.space.fits(run.id, run.dump_bytes(driver.chunk))
+            for driver in self._pool.serving(run.spec)
+        )
 
     async def _find_run(self, driver: WorkerDriver) -> UnitRun | None:
         """An open unit with samples that wait for a worker like this one, else a new lease."""
         if driver.tap is None:
             return None
         for run in self._runs.values():
-            need = run.dump_bytes(driver.tap.chunked_prefill_size)
-            if run.id in self._turns.values() or not self._pool.serves(driver.tap, run.spec) or need > driver.capacity_bytes:
+            if run.id in self._turns.values() or not self._pool.serves(driver.tap, run.spec):
                 continue
-            if not run.waiting_for(driver.name, self._elsewhere(run)):
+            need = run.dump_bytes(driver.chunk)
+            if need > driver.space.capacity_bytes or not run.waiting_for(driver.name, self._elsewhere(run)):
                 continue
-            if not driver.fits(run.id, need):
+            if not driver.space.fits(run.id, need):
                 # Its turn comes before any new unit, or it might wait for ever.
                 return None
-            driver.reserve(run.id, need)
+            driver.space.reserve(run.id, need)
             return run
         for job in sorted(self._jobs.values(), key=lambda job: (-job.priority, job.created_at)):
             if job.state is JobState.RUNNING and self._pool.serves(driver.tap, job.spec):
@@ -146,39 +157,52 @@ class Dispatcher:
         """Reserve the bytes of the job's next unit, then lease it. None: there is no unit, or no room for it now."""
         ledger, clock = self._ports.ledger, self._ports.clock
         unit = await ledger.peek_unit(job.id, now=clock.now())
-        if unit is None or driver.tap is None:
+        if unit is None or (job.id, unit.index) in self._runs:
+            # Given back but not ended yet, or its lease ran out unrenewed: two runs of one unit would end each other.
             return None
         samples = await ledger.unit_samples(job.id, unit.index)
         lengths = (s.length for s in samples if s.status is SampleStatus.PENDING)
-        need = unit_dump_bytes(lengths, job.spec.capture.hidden_arrays(job.spec.model), driver.tap.chunked_prefill_size)
+        need = unit_dump_bytes(lengths, job.spec.capture.hidden_arrays(job.spec.model), driver.chunk)
         key = (job.id, unit.index)
-        if not driver.fits(key, need):
+        if not driver.space.fits(key, need):
             return None
-        driver.reserve(key, need)
+        driver.space.reserve(key, need)
         lease = await ledger.lease_unit(job.id, self._owner, now=clock.now(), ttl_seconds=self._ports.settings.lease_seconds)
         if lease is None or lease.unit.index != unit.index:
-            driver.free(key)
+            driver.space.free(key)
             if lease is not None:
                 await ledger.give_back(lease)
             return None
-        dataset = await self._datasets.get(job.spec.dataset)
-        run = UnitRun(
-            lease,
-            job.spec,
-            samples,
-            dataset,
-            self._ports,
-            changed=self._pool.changed.set,
-            attempted=lambda worker, what: self._on_attempt(job.id, worker, what),
-            ended=self._endings.put_nowait,
-        )
+        try:
+            run = await self._begin(lease, job, samples)
+        except Exception as error:
+            # The lease must not outlive this, or it would be renewed for ever; and the unit must not fail for ever either.
+            await ledger.give_back(lease)
+            self._endings.put_nowait(Ending(key, reason=f"{type(error).__name__}: {error}"))
+            raise
         self._log.info(
             events.UNIT_LEASED, job=job.id, unit=unit.index, worker=driver.name, fence=lease.fence, samples=len(samples)
         )
         self._runs[key] = self._pool.inboxes.open[key] = run
         self._pool.inboxes.expected_back.discard(key)
-        run.recall(self._pool.drivers)
+        try:
+            run.recall(self._pool.drivers)
+        except Exception as error:
+            await run.give_up(f"{type(error).__name__}: {error}")
+            raise
         return run
+
+    async def _begin(self, lease: UnitLease, job: JobRecord, samples: Sequence[SampleRecord]) -> UnitRun:
+        return UnitRun(
+            lease,
+            job.spec,
+            samples,
+            await self._datasets.get(job.spec.dataset),
+            self._ports,
+            changed=self._pool.changed.set,
+            attempted=lambda worker, what: self._on_attempt(job.id, worker, what),
+            ended=self._endings.put_nowait,
+        )
 
     # --- what became of it ----------------------------------------------------------------------------------------------
 
@@ -195,6 +219,7 @@ class Dispatcher:
             except Exception:  # noqa: BLE001 - whatever it was, the next one must still be served
                 self._log.exception(events.DISPATCH_FAILED)
             self._pool.changed.set()
+            self._endings.task_done()
 
     async def _count_strike(self, ending: Ending) -> None:
         if ending.counts is not None:
@@ -208,6 +233,9 @@ class Dispatcher:
     async def _renew(self) -> None:
         while True:
             await self._ports.clock.sleep(self._ports.settings.lease_seconds / 3)
-            await self._ports.ledger.renew_leases(
-                self._owner, now=self._ports.clock.now(), ttl_seconds=self._ports.settings.lease_seconds
-            )
+            try:
+                await self._ports.ledger.renew_leases(
+                    self._owner, now=self._ports.clock.now(), ttl_seconds=self._ports.settings.lease_seconds
+                )
+            except Exception:  # noqa: BLE001 - a lease outlasts two renewals that fail
+                self._log.exception(events.DISPATCH_FAILED)

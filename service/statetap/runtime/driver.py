@@ -7,7 +7,6 @@ was open when the service last stopped are parked until it is leased again.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from statetap.ports import (
     DumpRejected,
     DumpSeen,
     DumpSource,
+    DumpSourceError,
     GenerateAnswer,
     GenerateSample,
     InferenceClient,
@@ -39,14 +39,12 @@ from statetap.ports import (
     TapSeen,
     WorkerUnreachable,
 )
+from statetap.runtime.dump_space import DumpSpace
 from statetap.runtime.fencing import Fencing
 from statetap.runtime.waiting import wait_or_sleep
 from statetap.settings import Runtime
 from statetap.telemetry import events
 from statetap.telemetry.metrics import Metrics
-
-# What is kept free of a worker's budget: strays and dumps of abandoned attempts stand in the directory for a moment, too.
-USABLE_BUDGET = 0.9
 
 
 class UnitInbox(Protocol):
@@ -100,8 +98,7 @@ class WorkerDriver:
         self._ports = ports
         self._inboxes = inboxes
         self._router = DumpRouter(inboxes.open.keys(), inboxes.expected_back)
-        self._parked: dict[UnitId, list[tuple[str, DumpFacts, Dump]]] = defaultdict(list)
-        self._reserved: dict[UnitId, int] = {}
+        self.space = DumpSpace(metrics.dump_bytes.labels(worker=record.name).set)
         self._changed = changed
         self._nudged = asyncio.Event()
         self._clock = clock
@@ -111,6 +108,7 @@ class WorkerDriver:
         self._throttle = Throttler(rate_limit=1, period=1 / ports.requests_per_second) if ports.requests_per_second else None
         self._probing: asyncio.Task[None] | None = None
         self._doubted: str | None = None
+        self._watched = False
         if record.draining:
             self.machine.handle(Drained())
 
@@ -126,33 +124,10 @@ class WorkerDriver:
     def busy(self) -> bool:
         return self.machine.state is WorkerState.BUSY
 
-    # --- the budget of its dump directory -------------------------------------------------------------------------------
-
     @property
-    def held_bytes(self) -> int:
-        """Bytes reserved for open units, and of parked dumps that no reservation covers yet."""
-        parked = sum(facts.nbytes for unit, dumps in self._parked.items() if unit not in self._reserved for _, facts, _ in dumps)
-        return sum(self._reserved.values()) + parked
-
-    @property
-    def capacity_bytes(self) -> int:
-        """What open units may take of its dump directory together."""
-        return int(self.tap.budget_bytes * USABLE_BUDGET) if self.tap is not None else 0
-
-    def fits(self, unit: UnitId, nbytes: int) -> bool:
-        """Whether a reservation of `nbytes` for `unit` can be made now (in place of one that it may have)."""
-        mine = self._reserved.get(unit, 0) or sum(facts.nbytes for _, facts, _ in self._parked.get(unit, ()))
-        return self.held_bytes - mine + nbytes <= self.capacity_bytes
-
-    def reserve(self, unit: UnitId, nbytes: int) -> None:
-        self._reserved[unit] = nbytes
-        self._metrics.dump_bytes.labels(worker=self.name).set(self.held_bytes)
-
-    def free(self, unit: UnitId) -> None:
-        """Give a unit's reservation back; nothing happens if it has none."""
-        if self._reserved.pop(unit, None) is not None:
-            self._metrics.dump_bytes.labels(worker=self.name).set(self.held_bytes)
-            self._changed.set()
+    def chunk(self) -> int | None:
+        """The tokens after which it splits a prompt, None if it never does or has not said so."""
+        return self.tap.chunked_prefill_size if self.tap is not None else None
 
     # --- requests -------------------------------------------------------------------------------------------------------
 
@@ -184,13 +159,14 @@ class WorkerDriver:
             outcome = "timed_out"
             self._doubt(sample.rid, str(error))
             raise
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            self._doubt(sample.rid, "the request was given up")
-            raise
         except InferenceError:
             outcome = "refused"
             self.machine.handle(Answered(sample.rid))
+            raise
+        except BaseException:
+            # Cancelled, or an error that nobody foresaw: it may run on.
+            outcome = "given_up"
+            self._doubt(sample.rid, "the request was given up")
             raise
         else:
             self.machine.handle(Answered(sample.rid))
@@ -228,15 +204,16 @@ class WorkerDriver:
 
     # --- dumps ----------------------------------------------------------------------------------------------------------
 
-    def take_parked(self, unit: UnitId) -> list[tuple[str, DumpFacts, Dump]]:
-        """The parked dumps of a unit, (rid, facts, dump); they are the caller's from now on."""
-        return self._parked.pop(unit, [])
-
     def release_parked(self, wanted: AbstractSet[UnitId]) -> None:
         """Release what is parked for units that will not come back."""
-        for unit in [unit for unit in self._parked if unit not in wanted]:
-            for _, _, dump in self._parked.pop(unit):
-                dump.release()
+        for dump in self.space.drop_parked(wanted):
+            self._release(dump)
+
+    def _release(self, dump: Dump) -> None:
+        try:
+            dump.release()
+        except OSError as error:
+            self._log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
 
     def _on_dump_event(self, event: DumpEvent) -> None:
         match event:
@@ -263,9 +240,9 @@ class WorkerDriver:
             case ToUnit(unit, rid):
                 self._inboxes.open[unit].take_dump(rid, facts, dump)
             case Parked(unit):
-                self._parked[unit].append((facts.rid or "", facts, dump))
+                self.space.park(unit, facts.rid or "", facts, dump)
             case Stray(reason):
-                dump.release()
+                self._release(dump)
                 self._metrics.strays_total.labels(worker=self.name).inc()
                 self._log.debug(events.DUMP_STRAY, dump=facts.dump_id, rows=facts.rows, rid=facts.rid, reason=reason)
                 if self.fencing is not None:
@@ -274,12 +251,28 @@ class WorkerDriver:
     # --- its state ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Report what is in the dump directory, then keep asking whether the worker is up. DumpSourceError: it cannot be used."""
-        await self._ports.source.start(self._on_dump_event)
-        self._probing = asyncio.create_task(self._probe_forever(), name=f"probe {self.name}")
+        """Report what is in the dump directory, then keep asking whether the worker is up.
+
+        Raises:
+            DumpSourceError: the directory cannot be used. It is tried again as long as the worker is not closed.
+        """
+        try:
+            await self._watch()
+        finally:
+            self._probing = asyncio.create_task(self._probe_forever(), name=f"probe {self.name}")
+
+    async def _watch(self) -> None:
+        try:
+            await self._ports.source.start(self._on_dump_event)
+        except DumpSourceError as error:
+            self._refuse(str(error))
+            raise
+        self._watched = True
+        self._nudged.set()
 
     async def close(self) -> None:
         """Stop what runs; the dumps stay where they are."""
+        self.machine.handle(Drained())
         tasks = [task for task in (self.turn, self._probing) if task is not None]
         for task in tasks:
             task.cancel()
@@ -297,9 +290,10 @@ class WorkerDriver:
             return
         restarted = self.tap is not None and self.tap.tap != tap.tap
         self.tap = tap
+        self.space.budget_bytes = tap.budget_bytes
         if tap.identity is Identity.COUNT and self.fencing is None:
             gate = StrictGate(tap.chunked_prefill_size)
-            self.fencing = Fencing(self.name, gate, tap.model.vocab_size, self._ports.quiet_period_seconds)
+            self.fencing = Fencing(self.name, gate, tap.model.vocab_size, self._ports.quiet_period_seconds, self._clock)
         self._log.info(
             events.WORKER_TAP_SEEN,
             tap=tap.tap,
@@ -330,8 +324,18 @@ class WorkerDriver:
 
     async def _probe_forever(self) -> None:
         while True:
-            await self._probe()
             await wait_or_sleep(self._nudged, self._clock, self._settings.probe_seconds)
+            try:
+                if not self._watched:
+                    await self._watch()
+                await self._probe()
+            except DumpSourceError:
+                continue
+            except Exception as error:  # noqa: BLE001 - a worker that is not asked again would be lost for ever
+                reason = f"asking {self.record.url} failed: {type(error).__name__}: {error}"
+                self._log.exception(events.WORKER_UNREACHABLE, reason=reason)
+                if not self.busy:
+                    self._lose(reason)
 
     async def _probe(self) -> None:
         """Find out how the worker is, without making it run a pass."""

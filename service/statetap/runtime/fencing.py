@@ -9,7 +9,8 @@ import numpy as np
 
 from statetap.core.dumps import DumpFacts
 from statetap.core.strict import StrictGate, fence_tokens
-from statetap.ports import GenerateSample
+from statetap.ports import Clock, GenerateSample
+from statetap.runtime.waiting import wait_or_sleep
 
 
 class FenceFailed(Exception):
@@ -19,11 +20,12 @@ class FenceFailed(Exception):
 class Fencing:
     """One worker's gate, and the fence that is under way. A lifecycle closes `quiet_period_seconds` after its dumps came."""
 
-    def __init__(self, worker: str, gate: StrictGate, vocab_size: int, quiet_period_seconds: float) -> None:
+    def __init__(self, worker: str, gate: StrictGate, vocab_size: int, quiet_period_seconds: float, clock: Clock) -> None:
         self.gate = gate
         self.quiet_period_seconds = quiet_period_seconds
         self._worker = worker
         self._vocab_size = vocab_size
+        self._clock = clock
         self._fences = 0
         self._appeared = asyncio.Event()
 
@@ -51,9 +53,10 @@ class Fencing:
         tokens = np.asarray(fence_tokens(length, self._vocab_size), dtype=np.int32)
         try:
             await send(GenerateSample(rid, tokens, rid))
-            await asyncio.wait_for(self._appeared.wait(), timeout_seconds)
-        except TimeoutError as error:
-            raise FenceFailed(f"no dump of {length} rows appeared within {timeout_seconds:g} s of a fence request") from error
+            await wait_or_sleep(self._appeared, self._clock, timeout_seconds)
         finally:
-            if not self._appeared.is_set():
+            held = self.gate.awaited is None
+            if not held:
                 self.gate.fence_failed()
+        if not held:
+            raise FenceFailed(f"no dump of {length} rows appeared within {timeout_seconds:g} s of a fence request")

@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from statetap.core.job import PauseAsked, PlanFailed, Planned, UnitsSettled
-from statetap.core.records import JobCounts, JobRecord, JobState, UnitState
-from statetap.ports import Datasets, Store
+from statetap.core.job import CancelAsked, PauseAsked, PlanFailed, Planned, UnitsSettled
+from statetap.core.records import JobRecord, JobState, UnitState
+from statetap.ports import Datasets, Store, StoreError
 from statetap.runtime.dispatcher import Dispatcher
 from statetap.runtime.job_states import UNFINISHED_STATES, JobStates
 from statetap.runtime.open_datasets import OpenDatasets
 from statetap.runtime.pool import WorkerPool
 from statetap.runtime.preparation import prepare
 from statetap.runtime.projection import Projector
-from statetap.runtime.unit_run import Ending, RunPorts
+from statetap.runtime.run_ports import Ending, RunPorts
+from statetap.runtime.tally import CommitReport
 from statetap.runtime.views import JobView
 from statetap.telemetry import events
 
@@ -33,7 +34,9 @@ class JobCourse:
         self, owner: str, states: JobStates, pool: WorkerPool, datasets: Datasets, store: Store, ports: RunPorts, *, version: str
     ) -> None:
         self.datasets = OpenDatasets(datasets)
-        self.projector = Projector(ports.ledger, store, ports.clock, ports.settings.projection_seconds, ports.log)
+        self.projector = Projector(
+            ports.ledger, store, ports.clock, ports.settings.projection_seconds, ports.log, on_flushed=self._end_if_over
+        )
         self.dispatcher = Dispatcher(
             owner,
             states.active,
@@ -52,6 +55,7 @@ class JobCourse:
         self._ledger = ports.ledger
         self._log = ports.log
         self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._ending = asyncio.Lock()
 
     async def recover(self) -> None:
         """Take up every job that is not over, where it was."""
@@ -60,14 +64,12 @@ class JobCourse:
             page = await self._ledger.jobs(limit=JOBS_PER_READ, cursor=cursor, states=UNFINISHED_STATES)
             for job in page.items:
                 self._states.active[job.id] = job
-                self.projector.mark(job)
                 (await self._states.tally(job.id)).began(self._ports.clock.monotonic())
                 if job.state is JobState.PLANNING:
                     self.begin_preparing(job.id)
-                elif job.state is JobState.CANCELLING:
-                    await self.finish_cancelling(job.id)
                 else:
-                    await self._settle_if_over(job.id)
+                    self.projector.mark(job)
+                    await self._end_if_over(job.id)
             cursor = page.cursor
             if cursor is None:
                 return
@@ -78,7 +80,7 @@ class JobCourse:
             await self.stop_preparing(job)
         await self.dispatcher.stop(drain_seconds)
         for job in list(self._states.active):
-            await self.projector.flush(job)
+            await self.projector.try_flush(job)
 
     # --- getting ready ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +95,9 @@ class JobCourse:
 
     async def _prepare(self, job: str) -> None:
         """Make the store ready, then let the job run; what goes wrong here fails the job, with the reason."""
-        record = self._states.active[job]
+        record = self._states.active.get(job)
+        if record is None or record.state is not JobState.PLANNING:
+            return
         try:
             dataset = await self._ledger.dataset(record.spec.dataset)
             tokens = await self.datasets.get(dataset.id)
@@ -104,6 +108,7 @@ class JobCourse:
             self._log.exception(events.JOB_FAILED, job=job, reason=str(error))
             await self._states.move(job, PlanFailed(str(error)), str(error))
             await self._states.append_event(job, events.JOB_FAILED, reason=str(error))
+            self._close_datasets()
             return
         if before is None:
             self._log.info(events.STORE_CREATED, job=job, store=record.spec.store)
@@ -113,7 +118,7 @@ class JobCourse:
         await self._states.append_event(job, events.JOB_STARTED)
         self._log.info(events.JOB_STARTED, job=job)
         await self.went_on(job)
-        await self._settle_if_over(job)
+        await self._end_if_over(job)
 
     async def went_on(self, job: str) -> None:
         """The job runs (again): rates are measured from here, and workers may look for its units."""
@@ -124,42 +129,27 @@ class JobCourse:
 
     async def _on_ending(self, ending: Ending) -> None:
         job, unit = ending.unit
-        if ending.counts is not None:
-            before = self._states.active[job]
-            record = self._states.active[job] = replace(before, counts=ending.counts)
-            await self._record_commit(record, before.counts, unit, ending)
+        if ending.counts is not None and ending.report is not None:
+            await self._count_commit(job, unit, ending.report)
+            record = self._states.active[job]
+            newest = max(record.counts, ending.counts, key=lambda counts: counts.units_committed)
+            record = self._states.active[job] = replace(record, counts=newest)
             self.projector.mark(record, [verdict.sample for verdict in ending.verdicts])
-        if job not in self._states.active:
-            return
-        if self._states.active[job].state is JobState.CANCELLING:
-            await self.finish_cancelling(job)
-        else:
-            await self._settle_if_over(job)
+        elif job in self._states.active:
+            # Whether it was recorded after all is for the ledger to say.
+            await self._states.reread(job)
+        await self._end_if_over(job)
 
-    async def _record_commit(self, job: JobRecord, before: JobCounts, unit: int, ending: Ending) -> None:
-        stored, failed = job.counts.stored - before.stored, job.counts.failed - before.failed
-        tokens, nbytes = job.counts.tokens_stored - before.tokens_stored, job.counts.bytes_stored - before.bytes_stored
-        tally = await self._states.tally(job.id)
-        workers = tally.committed(ending.verdicts, tokens, nbytes, self._ports.clock.monotonic())
+    async def _count_commit(self, job: str, unit: int, report: CommitReport) -> None:
+        (await self._states.tally(job)).committed(report, self._ports.clock.monotonic())
         metrics = self._ports.metrics
         metrics.units_committed_total.inc()
-        metrics.tokens_stored_total.inc(tokens)
-        metrics.bytes_stored_total.inc(nbytes)
-        metrics.samples_total.labels(outcome="stored").inc(stored)
-        metrics.samples_total.labels(outcome="failed").inc(failed)
-        await self._states.append_event(
-            job.id, events.UNIT_COMMITTED, unit=unit, stored=stored, failed=failed, tokens=tokens, bytes=nbytes, workers=workers
-        )
-        self._log.info(
-            events.UNIT_COMMITTED,
-            job=job.id,
-            unit=unit,
-            stored=stored,
-            failed=failed,
-            tokens=tokens,
-            bytes=nbytes,
-            workers=workers,
-        )
+        metrics.tokens_stored_total.inc(report.tokens)
+        metrics.bytes_stored_total.inc(report.nbytes)
+        metrics.samples_total.labels(outcome="stored").inc(report.stored)
+        metrics.samples_total.labels(outcome="failed").inc(report.failed)
+        self._states.wake(job)
+        self._log.info(events.UNIT_COMMITTED, job=job, **report.as_event(unit))
 
     async def _on_strike(self, job: str, reason: str) -> None:
         """A unit came back too often: somebody has to look at it."""
@@ -170,12 +160,33 @@ class JobCourse:
 
     # --- the end ------------------------------------------------------------------------------------------------------------
 
-    async def _settle_if_over(self, job: str) -> None:
+    async def cancel(self, job: str) -> None:
+        """Move a job to its end without what is left of it. Refused: it is over otherwise."""
+        await self.stop_preparing(job)
+        async with self._ending:
+            if (await self._states.current(job)).state is not JobState.CANCELLED:
+                await self._states.move(job, CancelAsked())
+        await self._end_if_over(job)
+
+    async def _end_if_over(self, job: str) -> None:
+        """End a job of which nothing is left to do. Several may find that at once; one of them ends it."""
+        async with self._ending:
+            record = self._states.active.get(job)
+            if record is None:
+                return
+            if record.state is JobState.CANCELLING:
+                await self._finish_cancelling(job)
+            elif record.state is not JobState.PLANNING and self._all_committed(record):
+                await self._settle(job)
+
+    def _all_committed(self, job: JobRecord) -> bool:
+        """Whether every unit is, and has been heard of: the ledger counts a commit before its run has ended."""
+        return job.counts.units_committed == job.counts.units_total and not self.dispatcher.open_runs(job.id)
+
+    async def _settle(self, job: str) -> None:
         """Every unit is committed: bring the store's projection up to date, then say that the job is over."""
-        record = self._states.active[job]
-        if record.state not in (JobState.RUNNING, JobState.PAUSED) or record.counts.units_committed < record.counts.units_total:
+        if not await self.projector.try_flush(job):
             return
-        await self.projector.flush(job)
         record = await self._states.move(job, UnitsSettled())
         self._close_datasets()
         counts = record.counts
@@ -187,20 +198,32 @@ class JobCourse:
             events.JOB_COMPLETED, job=job, stored=counts.stored, failed=counts.failed, skipped=counts.skipped, seconds=seconds
         )
 
-    async def finish_cancelling(self, job: str) -> None:
+    async def _finish_cancelling(self, job: str) -> None:
         """Cancel what is not leased, give back what is, and end the job once nothing is left."""
         await self._ledger.cancel_pending(job, at=self._ports.clock.now())
         for run in self.dispatcher.open_runs(job):
-            await run.abandon("the job is cancelled", give_back=True)
+            await run.give_up("the job is cancelled")
         self._pool.forget_job(job)
-        if await self._ledger.units(job, UnitState.LEASED):
+        if any(run.recorded for run in self.dispatcher.open_runs(job)) or await self._ledger.units(job, UnitState.LEASED):
+            # The last run to end brings the job here again.
             return
-        self.projector.mark(await self._states.reread(job))
-        await self.projector.flush(job)
+        record = await self._states.reread(job)
+        if await self._has_room(record):
+            self.projector.mark(record)
+            if not await self.projector.try_flush(job):
+                return
         await self._states.move(job, UnitsSettled())
         self._close_datasets()
         await self._states.append_event(job, events.JOB_CANCELLED)
         self._log.info(events.JOB_CANCELLED, job=job)
+
+    async def _has_room(self, job: JobRecord) -> bool:
+        """Whether the store was made ready for the job before it was cancelled, as far as it can be told."""
+        try:
+            facts = await self._store.describe(job.spec.store)
+        except StoreError:
+            return True
+        return facts is not None and facts.samples >= job.spec.first_sample + job.counts.samples
 
     def _close_datasets(self) -> None:
         self.datasets.keep_only({job.spec.dataset for job in self._states.active.values()})
@@ -210,7 +233,10 @@ class JobCourse:
         while True:
             await self._ports.clock.sleep(self._ports.settings.progress_seconds)
             for job in [job.id for job in self._states.active.values() if job.state is JobState.RUNNING]:
-                self._log.info(events.JOB_PROGRESS, **_progress(await self._states.view(job)))
+                try:
+                    self._log.info(events.JOB_PROGRESS, **_progress(await self._states.view(job)))
+                except Exception:  # noqa: BLE001 - the next line must still come
+                    self._log.exception(events.DISPATCH_FAILED)
 
 
 def _progress(view: JobView) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from statetap.core.records import JobRecord, JobState
 from statetap.ports import Clock, Ledger
 from statetap.runtime.tally import JobTally
 from statetap.runtime.views import JobView, RefusalKind, Refused
+from statetap.runtime.waiting import wait_or_sleep
 
 EVENTS_PER_READ = 1000
 FINAL_STATES = (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
@@ -37,13 +38,15 @@ class JobStates:
         return record
 
     async def move(self, job: str, event: JobEvent, reason: str | None = None) -> JobRecord:
-        """Move a job, in the ledger first. Refused: its state does not allow it."""
+        """Move a job, in the ledger first; what is so already stays as it is. Refused: its state does not allow it."""
         record = await self.current(job)
         try:
             state = JobMachine(job, record.state).handle(event)
         except IllegalTransition as error:
             what = type(event).__name__.removesuffix("Asked").lower()
             raise Refused(RefusalKind.CONFLICT, f"job {job} is {record.state}: cannot {what} it") from error
+        if state is record.state:
+            return record
         record = await self._ledger.set_job_state(job, state, reason, at=self._clock.now())
         if state in FINAL_STATES:
             self.active.pop(job, None)
@@ -54,18 +57,18 @@ class JobStates:
     async def append_event(self, job: str, name: str, **data: Any) -> None:
         """Append to the job's event log and wake whoever waits for it."""
         await self._ledger.append_event(job, name, data, at=self._clock.now())
+        self.wake(job)
+
+    def wake(self, job: str) -> None:
+        """Its event log has grown."""
         if (waiting := self._news.pop(job, None)) is not None:
             waiting.set()
 
     async def wait_for_event(self, job: str, after: int, *, timeout_seconds: float) -> None:
         """Return when the job has an event newer than `after`, or after the time-out."""
         news = self._news[job]
-        if await self._ledger.events(job, after=after, limit=1):
-            return
-        try:
-            await asyncio.wait_for(news.wait(), timeout_seconds)
-        except TimeoutError:
-            return
+        if not await self._ledger.events(job, after=after, limit=1):
+            await wait_or_sleep(news, self._clock, timeout_seconds)
 
     async def tally(self, job: str) -> JobTally:
         """The job's tally, replayed from its recorded events if this service has not seen it yet."""

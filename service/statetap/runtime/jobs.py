@@ -6,8 +6,7 @@ import asyncio
 
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.job import CancelAsked, PauseAsked, ResumeAsked, RetryAsked
-from statetap.core.records import JobState
+from statetap.core.job import PauseAsked, ResumeAsked, RetryAsked
 from statetap.ports import Ledger, Page
 from statetap.runtime.admission import Admission
 from statetap.runtime.job_course import JobCourse
@@ -98,10 +97,7 @@ class JobDesk:
         return await self.view(job)
 
     async def cancel(self, job: str) -> JobView:
-        if (await self._states.current(job)).state is not JobState.CANCELLED:
-            await self._course.stop_preparing(job)
-            await self._states.move(job, CancelAsked())
-            await self._course.finish_cancelling(job)
+        await self._course.cancel(job)
         return await self.view(job)
 
     async def retry(self, job: str) -> JobView:

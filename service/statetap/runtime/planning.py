@@ -15,7 +15,7 @@ from statetap.core.reservation import unit_dump_bytes
 from statetap.core.spec import CaptureSpec, Final, HiddenArray, Identity, preset
 from statetap.core.strict import tells_itself_apart
 from statetap.ports import OpenDataset, StoreFacts, TapSeen
-from statetap.runtime.driver import USABLE_BUDGET
+from statetap.runtime.dump_space import USABLE_BUDGET
 from statetap.runtime.views import JobSubmission, RefusalKind, Refused
 
 # Of a dump budget, what one unit may take, so that the next one can be collected while it is written.
@@ -156,6 +156,7 @@ def plan_job(
     order = [index for index in base if lengths[index] > 0]
     first_row = 0 if facts is None else -(-facts.rows // geometry.rows_per_shard) * geometry.rows_per_shard
     placement = place(lengths.tolist(), order, geometry, first_row=first_row)
+    _require_room(placement, lengths.tolist(), arrays, workers)
     row_bytes = sum(array.row_bytes for array in arrays)
     spec = JobSpec(
         dataset=record.id,
@@ -236,6 +237,20 @@ def _longest(workers: Workers, arrays: Sequence[HiddenArray]) -> tuple[int, str]
         # One place is needed for the token that the worker answers.
         return workers.context_length - 1, f"workers' context of {workers.context_length} tokens (one of them for the answer)"
     return longest, f"workers' dump budget of {workers.budget_bytes} usable bytes"
+
+
+def _require_room(placement: Placement, lengths: Sequence[int], arrays: Sequence[HiddenArray], workers: Workers) -> None:
+    """Refused: a unit's dumps would not fit a worker's dump directory, so that it could never be started."""
+    for unit in placement.units:
+        need = unit_dump_bytes((lengths[index] for index, _ in placement.samples_of(unit)), arrays, workers.chunk)
+        if need > workers.budget_bytes:
+            raise Refused(
+                RefusalKind.INVALID,
+                f"unit {unit.index}, of {unit.count} samples in {unit.rows} rows, needs {need:,} bytes of a dump directory, "
+                f"the workers' dump budget allows {workers.budget_bytes:,}; choose a smaller rows_per_shard (in a new store, "
+                "if the store has it fixed), or give the workers a larger budget",
+                field="placement",
+            )
 
 
 def stored_bytes(placement: Placement, lengths: NDArray[np.int64], geometry: Geometry, row_bytes: int) -> int:

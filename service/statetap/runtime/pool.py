@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
@@ -43,22 +44,23 @@ class WorkerPool:
         self._metrics = metrics
         self._log = log
         self._drivers: dict[str, WorkerDriver] = {}
+        self._membership = asyncio.Lock()
 
     async def start(self, configured: Sequence[WorkerRecord]) -> None:
-        """Start the configured workers and those added before. A worker that cannot be started is reported and left out."""
+        """Start the configured workers and those added before. One whose dump directory cannot be used yet stands refused."""
         for record in configured:
             await self._ledger.add_worker(record)
         for record in await self._ledger.workers():
-            try:
-                await self._start(record)
-            except DumpSourceError as error:
-                self._log.error(events.WORKER_REFUSED, worker=record.name, reason=str(error))
+            driver = self._drivers[record.name] = self._new_driver(record)
+            with suppress(DumpSourceError):
+                await driver.start()
+            self._log.info(events.WORKER_ADDED, worker=record.name, url=record.url)
 
     async def close(self) -> None:
         await asyncio.gather(*(driver.close() for driver in self._drivers.values()))
 
-    async def _start(self, record: WorkerRecord) -> WorkerDriver:
-        driver = WorkerDriver(
+    def _new_driver(self, record: WorkerRecord) -> WorkerDriver:
+        return WorkerDriver(
             record,
             self._connect(record),
             self.inboxes,
@@ -68,10 +70,6 @@ class WorkerPool:
             metrics=self._metrics,
             log=self._log,
         )
-        await driver.start()
-        self._drivers[record.name] = driver
-        self._log.info(events.WORKER_ADDED, worker=record.name, url=record.url)
-        return driver
 
     # --- what the dispatcher and the planner ask --------------------------------------------------------------------------
 
@@ -95,24 +93,24 @@ class WorkerPool:
         identified = tap.identity is Identity.TOKENS or spec.identity is Identity.COUNT
         return same and identified and tap.capture == spec.capture
 
-    def another_serves(self, spec: JobSpec, excluded: Sequence[str]) -> bool:
-        """Whether a worker that is ready or busy, and not among `excluded`, could take a sample of the job."""
-        return any(
-            driver.tap is not None and self.serves(driver.tap, spec) and driver.name not in excluded
-            for driver in self._drivers.values()
-            if driver.machine.state in ("ready", "busy") and not driver.machine.draining
-        )
+    def serving(self, spec: JobSpec) -> Iterator[WorkerDriver]:
+        """The workers that are ready or busy and may work on the job."""
+        for driver in self._drivers.values():
+            at_work = (driver.ready or driver.busy) and not driver.machine.draining
+            if at_work and driver.tap is not None and self.serves(driver.tap, spec):
+                yield driver
 
     def forget_job(self, job: str) -> None:
         """Its units will not come back: release what is parked for them."""
         self.inboxes.expected_back -= {unit for unit in self.inboxes.expected_back if unit[0] == job}
         for driver in self._drivers.values():
             driver.release_parked(self.inboxes.expected_back)
+        self.changed.set()
 
     def free_everywhere(self, unit: UnitId) -> None:
         """Give back what is reserved for a unit, wherever it is."""
         for driver in self._drivers.values():
-            driver.free(unit)
+            driver.space.free(unit)
 
     # --- what the API asks --------------------------------------------------------------------------------------------------
 
@@ -121,25 +119,35 @@ class WorkerPool:
 
     async def add(self, record: WorkerRecord) -> WorkerView:
         """Refused: the name is taken, or its dump directory cannot be used."""
-        if record.name in self._drivers:
-            raise Refused(
-                RefusalKind.CONFLICT,
-                f"a worker named {record.name!r} exists; remove it first, or choose another name",
-                field="name",
-            )
-        try:
-            driver = await self._start(record)
-        except DumpSourceError as error:
-            raise Refused(RefusalKind.INVALID, str(error), field="dumps") from error
-        await self._ledger.add_worker(record)
+        async with self._membership:
+            if record.name in self._drivers:
+                raise Refused(
+                    RefusalKind.CONFLICT,
+                    f"a worker named {record.name!r} exists; remove it first, or choose another name",
+                    field="name",
+                )
+            driver = self._new_driver(record)
+            try:
+                await driver.start()
+                await self._ledger.add_worker(record)
+            except DumpSourceError as error:
+                await driver.close()
+                raise Refused(RefusalKind.INVALID, str(error), field="dumps") from error
+            except BaseException:
+                await driver.close()
+                raise
+            self._drivers[record.name] = driver
+        self._log.info(events.WORKER_ADDED, worker=record.name, url=record.url)
+        self.changed.set()
         return self._view(driver)
 
     async def remove(self, name: str) -> None:
         """Its attempts in flight are lost and made again elsewhere; what it has published stays usable."""
-        driver = self._driver(name)
-        await self._ledger.delete_worker(name)
-        del self._drivers[name]
-        await driver.close()
+        async with self._membership:
+            driver = self._driver(name)
+            await self._ledger.delete_worker(name)
+            del self._drivers[name]
+            await driver.close()
         self._metrics.forget_worker(name)
         self._log.info(events.WORKER_REMOVED, worker=name)
         self.changed.set()
@@ -168,6 +176,6 @@ class WorkerPool:
             failures=driver.failures,
             model=tap.model if tap is not None else None,
             context_length=driver.context_length,
-            dump_bytes=driver.held_bytes,
+            dump_bytes=driver.space.held_bytes,
             budget_bytes=tap.budget_bytes if tap is not None else None,
         )

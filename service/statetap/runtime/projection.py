@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import numpy as np
 from structlog.typing import FilteringBoundLogger
 
 from statetap.core.records import JobRecord, SampleRecord
-from statetap.ports import Clock, Ledger, SampleColumns, Store, StoreError
+from statetap.ports import Clock, Ledger, SampleColumns, Store
 from statetap.telemetry import events
 
 SAMPLES_PER_RUN = 1 << 14
@@ -23,14 +23,24 @@ SHARE_OF_TIME = 0.1
 
 
 class Projector:
-    """Keeps `samples/*` of every running job's store close behind the ledger."""
+    """Keeps `samples/*` of every running job's store close behind the ledger. `on_flushed` hears of each job that `run` wrote."""
 
-    def __init__(self, ledger: Ledger, store: Store, clock: Clock, interval_seconds: float, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: Store,
+        clock: Clock,
+        interval_seconds: float,
+        log: FilteringBoundLogger,
+        *,
+        on_flushed: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._ledger = ledger
         self._store = store
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._log = log
+        self._on_flushed = on_flushed
         self._dirty: dict[str, set[int]] = defaultdict(set)
         self._jobs: dict[str, JobRecord] = {}
         self._lock = asyncio.Lock()
@@ -42,7 +52,7 @@ class Projector:
         self._dirty[job.id].update(runs)
 
     async def flush(self, job: str) -> None:
-        """Write what is dirty of a job. StoreError: it stays dirty."""
+        """Write what is dirty of a job. On any error it stays dirty."""
         async with self._lock:
             dirty = self._dirty.pop(job, set())
             record = self._jobs.get(job)
@@ -58,6 +68,15 @@ class Projector:
                 dirty.discard(run)
             self._log.debug(events.PROJECTION_WRITTEN, job=job)
 
+    async def try_flush(self, job: str) -> bool:
+        """The same, but an error is only told: what stays dirty is tried again by `run`, or rebuilt at the next start."""
+        try:
+            await self.flush(job)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is tried again
+            self._log.exception(events.PROJECTION_FAILED, job=job, reason=str(error))
+            return False
+        return True
+
     async def _write(self, job: JobRecord, run: int) -> None:
         records = await self._ledger.sample_range(job.id, run * SAMPLES_PER_RUN, SAMPLES_PER_RUN)
         if records:
@@ -70,10 +89,8 @@ class Projector:
             await self._clock.sleep(pause)
             began = self._clock.monotonic()
             for job in list(self._dirty):
-                try:
-                    await self.flush(job)
-                except StoreError as error:
-                    self._log.warning(events.PROJECTION_FAILED, job=job, reason=str(error))
+                if await self.try_flush(job):
+                    await self._on_flushed(job)
             pause = max(self._interval_seconds, (self._clock.monotonic() - began) / SHARE_OF_TIME)
 
 

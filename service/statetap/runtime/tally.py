@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from statetap.core.records import SampleStatus, SampleVerdict
 from statetap.runtime.views import WorkerTally
 
 WINDOW_SECONDS = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class CommitReport:
+    """What a unit's commit stored, and what each worker did for it. It is recorded with the commit, as one event."""
+
+    stored: int
+    failed: int
+    tokens: int
+    nbytes: int
+    workers: Mapping[str, WorkerTally]
+
+    def as_event(self, unit: int) -> dict[str, Any]:
+        workers = {worker: asdict(tally) for worker, tally in sorted(self.workers.items())}
+        return {
+            "unit": unit,
+            "stored": self.stored,
+            "failed": self.failed,
+            "tokens": self.tokens,
+            "bytes": self.nbytes,
+            "workers": workers,
+        }
+
+
 class JobTally:
-    """Of one job. What must survive a restart travels with the `unit.committed` events and is replayed from them."""
+    """Of one job. What must survive a restart is in the `unit.committed` events, and is replayed from them."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerTally] = defaultdict(WorkerTally)
-        self._unreported: dict[str, WorkerTally] = defaultdict(WorkerTally)
         self._commits: deque[tuple[float, int, int]] = deque()
         self._started: float | None = None
 
     def replay(self, data: Mapping[str, Any]) -> None:
-        """Take in the `workers` of one recorded event."""
+        """Take in one recorded event."""
         for worker, counts in data.get("workers", {}).items():
-            self._add(self.workers, worker, counts)
+            self._add(worker, counts)
 
     def attempted(self, worker: str, what: str) -> None:
-        """An attempt was made (`attempts`) or lost (`lost`)."""
-        self._add(self.workers, worker, {what: 1})
-        self._add(self._unreported, worker, {what: 1})
+        """An attempt was made (`attempts`) or lost (`lost`) just now."""
+        self._add(worker, {what: 1})
 
-    def committed(self, verdicts: Iterable[SampleVerdict], tokens: int, nbytes: int, at: float) -> dict[str, dict[str, int]]:
-        """Count a commit; returns what is to be recorded with it."""
-        for verdict in verdicts:
-            if verdict.status is SampleStatus.STORED and verdict.worker is not None:
-                self._add(self.workers, verdict.worker, {"stored": 1})
-                self._add(self._unreported, verdict.worker, {"stored": 1})
-        self._commits.append((at, tokens, nbytes))
-        report = {
-            worker: {"stored": t.stored, "attempts": t.attempts, "lost": t.lost} for worker, t in sorted(self._unreported.items())
-        }
-        self._unreported.clear()
-        return report
+    def committed(self, report: CommitReport, at: float) -> None:
+        """Count a commit. Its attempts were counted when they were made."""
+        for worker, tally in report.workers.items():
+            self._add(worker, {"stored": tally.stored})
+        self._commits.append((at, report.tokens, report.nbytes))
 
     def began(self, at: float) -> None:
         """Work on the job began, or went on: rates are measured from here at most."""
@@ -59,7 +71,6 @@ class JobTally:
         seconds = max(now - max(self._started, now - WINDOW_SECONDS), 1e-3)
         return sum(c[1] for c in self._commits) / seconds, sum(c[2] for c in self._commits) / seconds
 
-    @staticmethod
-    def _add(tallies: dict[str, WorkerTally], worker: str, counts: Mapping[str, int]) -> None:
-        before = tallies[worker]
-        tallies[worker] = replace(before, **{key: getattr(before, key) + count for key, count in counts.items()})
+    def _add(self, worker: str, counts: Mapping[str, int]) -> None:
+        before = self.workers[worker]
+        self.workers[worker] = replace(before, **{key: getattr(before, key) + count for key, count in counts.items()})

@@ -32,8 +32,12 @@ class Turn:
     async def take(self) -> None:
         """Ask the worker for every sample that waits, until none does or the worker is not ready any more."""
         run, driver = self._run, self._driver
-        while driver.ready and (samples := run.waiting_for(driver.name, self._elsewhere)):
+        while driver.ready and run.waiting_for(driver.name, self._elsewhere):
             await driver.pace()
+            samples = run.waiting_for(driver.name, self._elsewhere)
+            if not driver.ready or not samples:
+                # What was so before the wait need not be so after it.
+                return
             if driver.fencing is None:
                 await self._send(samples[0], run.assign(samples[0], driver.name, Identity.TOKENS, None))
             elif not await self._go_on_strictly(driver.fencing, samples):

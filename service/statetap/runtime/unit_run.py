@@ -7,69 +7,43 @@ are sent by the turns that workers lend the run (`turn`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from structlog.typing import FilteringBoundLogger
 
 from statetap.core import unit_messages as msg
-from statetap.core.capture import Expected
+from statetap.core.capture import Expected, reason_kind
 from statetap.core.dumps import DumpFacts
-from statetap.core.records import JobCounts, JobSpec, SampleRecord, SampleStatus, SampleVerdict, ShardObject, UnitLease
+from statetap.core.records import JobSpec, SampleRecord, SampleStatus, SampleVerdict, ShardObject, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
 from statetap.core.unit import UnitKey, UnitMachine, UnitPhase, UnitSample
 from statetap.ports import (
-    AnswerJournal,
-    CaptureInspector,
-    Clock,
+    CommitEvent,
     Dump,
     GenerateAnswer,
     LeaseLost,
-    Ledger,
     OpenDataset,
     RecordedAnswer,
     Segment,
-    ShardWriter,
     StoreError,
     StoreFull,
     UnitWrite,
 )
 from statetap.runtime.driver import WorkerDriver
-from statetap.settings import Runtime
+from statetap.runtime.run_ports import Ending, RunPorts
+from statetap.runtime.tally import CommitReport
+from statetap.runtime.views import WorkerTally
 from statetap.telemetry import events
-from statetap.telemetry.metrics import Metrics
 
 LONGEST_BACKOFF_SECONDS = 30.0
 WRITE_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class RunPorts:
-    """What every run of a host shares."""
-
-    clock: Clock
-    settings: Runtime
-    ledger: Ledger
-    writer: ShardWriter
-    inspector: CaptureInspector
-    answers: AnswerJournal
-    metrics: Metrics
-    log: FilteringBoundLogger
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a run ended: `counts` are the job's after the commit; without them the unit was given back, for `reason`."""
-
-    unit: UnitId
-    counts: JobCounts | None
-    verdicts: tuple[SampleVerdict, ...]
-    reason: str | None
 
 
 class UnitRun:
@@ -93,9 +67,11 @@ class UnitRun:
         self.arrays = spec.capture.hidden_arrays(spec.model)
         self._rows = {s.sample: s for s in samples if s.status is SampleStatus.PENDING}
         self._tokens = {index: dataset.input_ids(index)[: s.length] for index, s in self._rows.items()}
+        model = spec.model.model_fingerprint
+        ids = {index: tokens.astype("<i4", copy=False).tobytes() for index, tokens in self._tokens.items()}
         self.machine = UnitMachine(
             UnitKey(*self.id, lease.fence),
-            [UnitSample(i, Expected(t.astype("<i4", copy=False).tobytes(), self.arrays)) for i, t in self._tokens.items()],
+            [UnitSample(index, Expected(ids[index], self.arrays, spec.capture, model)) for index in ids],
             attempts_per_sample=ports.settings.attempts_per_sample,
         )
         self._ports = ports
@@ -110,6 +86,7 @@ class UnitRun:
         self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
+        self._work: dict[str, WorkerTally] = defaultdict(WorkerTally)
         self._writes = 0
         self._closed_to_workers = False
 
@@ -136,6 +113,11 @@ class UnitRun:
         """Whether it is being written or committed."""
         return self.machine.state in (UnitPhase.WRITING, UnitPhase.COMMITTING)
 
+    @property
+    def recorded(self) -> bool:
+        """Whether its commit is recorded, or is being recorded: then it ends by itself."""
+        return self.machine.state in (UnitPhase.COMMITTING, UnitPhase.COMMITTED)
+
     def length(self, sample: int) -> int:
         return self._rows[sample].length
 
@@ -150,6 +132,7 @@ class UnitRun:
 
     def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None) -> str:
         """Begin an attempt at this worker; returns its rid."""
+        self._count(worker, "attempts")
         self._attempted(worker, "attempts")
         (command,) = self.machine.handle(msg.Assigned(sample, worker, identity, chunk))
         assert isinstance(command, msg.SendRequest)  # noqa: S101 - what the machine promises for Assigned
@@ -176,7 +159,7 @@ class UnitRun:
             if answer.sample in self._rows:
                 self.post(msg.Recalled(answer.rid, answer.sample, answer.worker, answer.next_token))
         for driver in drivers:
-            for rid, facts, dump in driver.take_parked(self.id):
+            for rid, facts, dump in driver.space.take_parked(self.id):
                 self.take_dump(rid, facts, dump)
         self.post(msg.RecallEnded())
 
@@ -195,10 +178,11 @@ class UnitRun:
 
     def _execute(self, command: msg.UnitCommand) -> None:
         match command:
+            # Views are taken here, not in the effect: the machine may let go of a dump before the effect begins.
             case msg.DigestDumps(rid, dump_ids):
-                self._spawn(self._digest(rid, dump_ids))
+                self._spawn(self._digest(rid, {dump_id: self._dumps[dump_id].views for dump_id in dump_ids}))
             case msg.InspectCapture(rid, dump_ids):
-                self._spawn(self._inspect(rid, dump_ids))
+                self._spawn(self._inspect(rid, [self._dumps[dump_id].views for dump_id in dump_ids]))
             case msg.CloseLifecycle(rid):
                 self._spawn(self._close_lifecycle(rid, self._strict[rid][1]))
             case msg.CaptureAccepted():
@@ -206,7 +190,7 @@ class UnitRun:
             case msg.AttemptFailed():
                 self._failed(command)
             case msg.WriteUnit(captures):
-                self._spawn(self._write(captures))
+                self._spawn(self._write(self._segments(captures)))
             case msg.RecordCommit(verdicts, objects):
                 self._spawn(self._commit(verdicts, objects))
             case msg.GiveBack(reason):
@@ -220,24 +204,18 @@ class UnitRun:
 
     async def _release(self, dumps: Sequence[Dump]) -> None:
         """In a thread: to unlink a gigabyte takes the better part of a tenth of a second."""
+        for dump in dumps:
+            try:
+                await asyncio.to_thread(dump.release)
+            except Exception as error:  # noqa: BLE001 - a dump that stays costs room, not the unit
+                self.log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
 
-        def release() -> None:
-            for dump in dumps:
-                dump.release()
-
-        try:
-            await asyncio.to_thread(release)
-        except OSError as error:
-            self.log.warning(events.DUMP_REJECTED, reason=f"cannot be removed: {error}")
-
-    async def _digest(self, rid: str, dump_ids: tuple[str, ...]) -> None:
-        # All views first: the machine may let go of a dump while another one is read.
-        views = {dump_id: self._dumps[dump_id].views for dump_id in dump_ids}
+    async def _digest(self, rid: str, views: Mapping[str, Mapping[str, memoryview]]) -> None:
         digests = {dump_id: await self._ports.inspector.digest(view) for dump_id, view in views.items()}
         self.post(msg.DumpsDigested(rid, digests))
 
-    async def _inspect(self, rid: str, dump_ids: tuple[str, ...]) -> None:
-        report = await self._ports.inspector.inspect([self._dumps[dump_id].views for dump_id in dump_ids], self.arrays)
+    async def _inspect(self, rid: str, views: Sequence[Mapping[str, memoryview]]) -> None:
+        report = await self._ports.inspector.inspect(views, self.arrays)
         self.post(msg.CaptureInspected(rid, report.digest, report.refusal))
 
     async def _close_lifecycle(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -254,8 +232,9 @@ class UnitRun:
             self.log.info(events.CAPTURE_ADOPTED, sample=event.sample, rid=event.rid)
 
     def _failed(self, event: msg.AttemptFailed) -> None:
+        self._count(event.worker, "lost")
         self._attempted(event.worker, "lost")
-        self._ports.metrics.capture_refusals_total.labels(reason=event.reason.split(":", 1)[0]).inc()
+        self._ports.metrics.capture_refusals_total.labels(reason=reason_kind(event.reason)).inc()
         log = self.log.bind(sample=event.sample, rid=event.rid, worker=event.worker, reason=event.reason)
         log.warning(events.CAPTURE_REFUSED)
         if event.final:
@@ -281,7 +260,7 @@ class UnitRun:
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 
-    async def _write(self, captures: tuple[tuple[int, tuple[str, ...]], ...]) -> None:
+    async def _write(self, segments: Sequence[Segment]) -> None:
         unit = self.lease.unit
         write = UnitWrite(
             location=self.spec.store,
@@ -290,7 +269,7 @@ class UnitRun:
             row_start=unit.row_start,
             rows=unit.rows,
             fence=self.lease.fence,
-            segments=self._segments(captures),
+            segments=segments,
         )
         try:
             if self.lease.fence > 1 or self._writes:
@@ -302,7 +281,7 @@ class UnitRun:
             final = self._writes >= WRITE_ATTEMPTS and not isinstance(error, StoreFull)
             self.log.warning(events.UNIT_WRITE_FAILED, reason=str(error), attempt=self._writes)
             if not final:
-                await self._ports.clock.sleep(min(2.0**self._writes, LONGEST_BACKOFF_SECONDS))
+                await self._ports.clock.sleep(min(2.0 ** min(self._writes, WRITE_ATTEMPTS), LONGEST_BACKOFF_SECONDS))
             self.post(msg.WriteFailed(f"store: {error}", final))
         else:
             self.log.debug(events.UNIT_WRITTEN, objects=len(objects), bytes=sum(o.nbytes for o in objects))
@@ -320,20 +299,36 @@ class UnitRun:
         return segments
 
     async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
-        row_bytes = sum(array.row_bytes for array in self.arrays)
-        stored = [self._rows[v.sample].length for v in verdicts if v.status is SampleStatus.STORED]
+        report = self._report(verdicts)
+        event = CommitEvent(events.UNIT_COMMITTED, report.as_event(self.id[1]))
         try:
             counts = await self._ports.ledger.commit_unit(
-                self.lease, verdicts, objects, bytes_stored=sum(stored) * row_bytes, at=self._ports.clock.now()
+                self.lease, verdicts, objects, bytes_stored=report.nbytes, at=self._ports.clock.now(), event=event
             )
         except LeaseLost as error:
             self.log.warning(events.UNIT_LEASE_LOST, reason=str(error))
             await self.abandon(str(error), give_back=False)
             return
         self.post(msg.CommitRecorded())
-        self._ports.answers.forget(*self.id)
-        await asyncio.gather(*self._releases)
-        self._ended(Ending(self.id, counts, verdicts, None))
+        await self._end(Ending(self.id, counts, verdicts, report))
+
+    def _report(self, verdicts: tuple[SampleVerdict, ...]) -> CommitReport:
+        stored = [v for v in verdicts if v.status is SampleStatus.STORED]
+        for verdict in stored:
+            self._count(verdict.worker or "", "stored")
+        tokens = sum(self._rows[v.sample].length for v in stored)
+        nbytes = tokens * sum(array.row_bytes for array in self.arrays)
+        return CommitReport(len(stored), len(verdicts) - len(stored), tokens, nbytes, dict(self._work))
+
+    def _count(self, worker: str, what: str) -> None:
+        """What a worker did for this unit: `attempts`, those that were `lost`, and samples `stored`."""
+        before = self._work[worker]
+        self._work[worker] = replace(before, **{what: getattr(before, what) + 1})
+
+    async def give_up(self, reason: str) -> None:
+        """Give the unit back, unless it ends by itself."""
+        if not self.recorded:
+            await self.abandon(reason, give_back=True)
 
     async def abandon(self, reason: str, *, give_back: bool) -> None:
         """End the run without a commit: its dumps are released, and the unit is given back unless the lease is lost anyway."""
@@ -342,12 +337,25 @@ class UnitRun:
         self.post(msg.Abandoned(reason, release=True))
         for rid in (*self._overdue, *self._strict):
             self._settle(rid, captured=False)
-        self._ports.answers.forget(*self.id)
         if give_back:
-            await self._ports.ledger.give_back(self.lease)
+            await self._give_back()
             self.log.info(events.UNIT_GIVEN_BACK, reason=reason)
+        await self._end(Ending(self.id, reason=reason))
+
+    async def _give_back(self) -> None:
+        """Until it is recorded: a lease that stays is renewed for ever, and nobody else could take the unit."""
+        while True:
+            try:
+                return await self._ports.ledger.give_back(self.lease)
+            except Exception:
+                self.log.exception(events.UNIT_CRASHED)
+                await self._ports.clock.sleep(LONGEST_BACKOFF_SECONDS)
+
+    async def _end(self, ending: Ending) -> None:
+        with suppress(OSError):  # Answers that stay are of attempts without dumps: the next lease drops them.
+            self._ports.answers.forget(*self.id)
         await asyncio.gather(*self._releases)
-        self._ended(Ending(self.id, None, (), reason))
+        self._ended(ending)
 
     async def stop(self) -> None:
         """Leave everything where it is: the lease, the dumps and the answers are taken up again at the next start."""
@@ -361,6 +369,8 @@ class UnitRun:
         task = asyncio.create_task(self._guard(effect), name=f"unit {self.id[0]}/{self.id[1]}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # Cancelled before its first step, the guard never came to await it.
+        task.add_done_callback(lambda _: effect.close())
         return task
 
     async def _guard(self, effect: Coroutine[Any, Any, None]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from statetap.core.records import SampleStatus, ShardObject, UnitState
-from statetap.ports import LeaseLost, LedgerError
+from statetap.ports import CommitEvent, LeaseLost, LedgerError
 
 from tests.contract.ledgers.plan import AT_START, SAMPLES, UNITS, failed, job, lease, sample, stored
 
@@ -65,3 +65,14 @@ async def test_a_sample_that_had_ended_keeps_its_end_unless_judged(ledger):
     counts = await ledger.commit_unit(await lease(ledger), [stored(3)], [], bytes_stored=1, at=1.0)
     assert (counts.stored, counts.skipped, counts.pending) == (1, 2, 2)
     assert (await ledger.sample_range("job", 0, 1)) == [ended]
+
+
+async def test_a_commit_and_its_event_are_one(planned):
+    held = await lease(planned)
+    event = CommitEvent("unit.committed", {"unit": 0})
+    with pytest.raises(LedgerError):
+        await planned.commit_unit(held, [stored(3)], [], bytes_stored=1, at=5.0, event=event)
+    assert await planned.events(held.unit.job, after=0, limit=10) == []
+    await planned.commit_unit(held, [stored(3), stored(0)], [], bytes_stored=1, at=6.0, event=event)
+    (recorded,) = await planned.events(held.unit.job, after=0, limit=10)
+    assert (recorded.name, recorded.at, recorded.data) == ("unit.committed", 6.0, {"unit": 0})

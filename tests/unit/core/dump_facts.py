@@ -4,8 +4,10 @@ from array import array
 
 from statetap.core.capture import Expected
 from statetap.core.dumps import DumpFacts
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import CaptureSpec, Final, HiddenArray
 
+CAPTURE = CaptureSpec((1, 3, 5), Final.POST_NORM)
+FINGERPRINT = "weights-1"
 ARRAYS = (HiddenArray("aux_hidden_states", (3, 8), "bfloat16"), HiddenArray("last_hidden_states", (8,), "bfloat16"))
 
 
@@ -19,7 +21,7 @@ def tensors(rows, arrays=ARRAYS):
 
 def expected(rows):
     """A sample of the token ids 100, 101, …"""
-    return Expected(token_bytes(range(100, 100 + rows)), ARRAYS)
+    return Expected(token_bytes(range(100, 100 + rows)), ARRAYS, CAPTURE, FINGERPRINT)
 
 
 def plugin_dump(dump_id, start, stop, *, rid="rid", prompt=None, generation=0, ids=None, **other):
@@ -31,6 +33,8 @@ def plugin_dump(dump_id, start, stop, *, rid="rid", prompt=None, generation=0, i
         rows=rows,
         nbytes=4096,
         tensors=other.pop("tensors", tensors(rows)),
+        capture=other.pop("capture", CAPTURE),
+        model_fingerprint=other.pop("model_fingerprint", FINGERPRINT),
         rid=rid,
         prefix_len=start,
         prompt_len=prompt,
@@ -41,4 +45,12 @@ def plugin_dump(dump_id, start, stop, *, rid="rid", prompt=None, generation=0, i
 
 
 def plain_dump(dump_id, sequence, rows, **other):
-    return DumpFacts(dump_id=dump_id, sequence=sequence, rows=rows, nbytes=4096, tensors=other.pop("tensors", tensors(rows)))
+    return DumpFacts(
+        dump_id=dump_id,
+        sequence=sequence,
+        rows=rows,
+        nbytes=4096,
+        tensors=other.pop("tensors", tensors(rows)),
+        capture=other.pop("capture", CAPTURE),
+        model_fingerprint=other.pop("model_fingerprint", FINGERPRINT),
+    )

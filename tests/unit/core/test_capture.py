@@ -1,5 +1,6 @@
 """core/capture.py: every rule of the evidence, by tokens and by count: the exact is accepted, all else refused or awaited."""
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -15,7 +16,7 @@ from statetap.core.capture import (
     chunk_pattern,
 )
 
-from tests.unit.core.dump_facts import ARRAYS, expected, plain_dump, plugin_dump, tensors, token_bytes
+from tests.unit.core.dump_facts import ARRAYS, CAPTURE, FINGERPRINT, expected, plain_dump, plugin_dump, tensors, token_bytes
 
 CHUNK = 8
 
@@ -275,4 +276,11 @@ def test_a_dump_of_the_right_length_must_hold_the_right_tensors():
 
 
 def test_rows_are_counted_in_tokens():
-    assert Expected(token_bytes([1, 2, 3]), ARRAYS).rows == 3
+    assert Expected(token_bytes([1, 2, 3]), ARRAYS, CAPTURE, FINGERPRINT).rows == 3
+
+
+@pytest.mark.parametrize("other", [{"capture": replace(CAPTURE, aux_layer_ids=(1, 3, 4))}, {"model_fingerprint": "weights-2"}])
+def test_what_another_tap_captured_is_refused_however_well_it_fits(other):
+    by_tokens = assemble_by_tokens(expected(8), [plugin_dump("d", 0, 8, **other)], {})
+    by_count = assemble_by_count(expected(8), None, [plain_dump("d", 1, 8, **other)], {})
+    assert {by_tokens.reason, by_count.reason} == {"wrong_capture"}

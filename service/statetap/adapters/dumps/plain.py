@@ -121,6 +121,8 @@ class PlainDumpSource(WatchingSource):
             rows=dump.rows,
             nbytes=dump.nbytes,
             tensors=describe(dump.tensors),
+            capture=self._tap.capture,
+            model_fingerprint=self._tap.model.model_fingerprint,
         )
 
     def _has_come(self, path: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class TapDirectory:
         self._known: set[str] = set()
         self._reported: set[str] = set()
         self._beacon: tuple[_Signature, bool] | None = None
+        self._tap: TapSeen | None = None
         self._bad_beacon: _Signature | None = None
 
     async def scan(self) -> None:
@@ -87,13 +89,29 @@ class TapDirectory:
         if name in self._known:
             return
         path = self._path / name
+        tap = self._announced(name)
+        if tap is None:
+            return
         dump = open_dump(path)
         if dump.metadata.boot_id != boot_of(self._path.name):
             raise DumpFormatError(path, f"is of boot {dump.metadata.boot_id!r}, which is not this tap's")
         self._known.add(name)
-        self._post(DumpSeen(HeldDump(self._facts(name, dump), dump, partial(self._release, name))))
+        self._post(DumpSeen(HeldDump(self._facts(name, dump, tap), dump, partial(self._release, name))))
 
-    def _facts(self, name: str, dump: MappedDump) -> DumpFacts:
+    def _announced(self, name: str) -> TapSeen | None:
+        """What the beacon says; None while a living tap has none yet: its dumps are posted when it comes.
+
+        Raises:
+            DumpFormatError: a dead tap never had one, so nobody can say what its dumps are.
+        """
+        if self._tap is None:
+            with suppress(FileNotFoundError):
+                self._see_beacon(alive=tap_is_alive(self._path))
+        if self._tap is None and not tap_is_alive(self._path):
+            raise DumpFormatError(self._path / name, "its tap never announced what it captures")
+        return self._tap
+
+    def _facts(self, name: str, dump: MappedDump, tap: TapSeen) -> DumpFacts:
         metadata = dump.metadata
         return DumpFacts(
             dump_id=f"{self._path.name}/{name}",
@@ -101,6 +119,8 @@ class TapDirectory:
             rows=metadata.extend_len,
             nbytes=dump.nbytes,
             tensors=describe(dump.tensors),
+            capture=tap.capture,
+            model_fingerprint=tap.model.model_fingerprint,
             rid=metadata.rid,
             prefix_len=metadata.prefix_len,
             prompt_len=metadata.prompt_len,
@@ -136,8 +156,12 @@ class TapDirectory:
             self._bad_beacon = signature
             self._post(DumpRejected(f"{self._path.name}/{BEACON_NAME}", error.reason))
             return
+        first = self._tap is None
         self._beacon = (signature, alive)
-        self._post(_tap_seen(self._path.name, beacon, alive=alive))
+        self._tap = _tap_seen(self._path.name, beacon, alive=alive)
+        self._post(self._tap)
+        if first:
+            self.see_all()
 
     def _see_other(self, name: str) -> None:
         if not name.startswith("."):

@@ -7,6 +7,7 @@ loop, and nothing after `close`.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class WatchingSource(ABC):
         self._watches: dict[Path, Watch] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._scanning = asyncio.Lock()
+        self._held: int | None = None
 
     async def start(self, post: Callable[[DumpEvent], None]) -> None:
         """See the port. Events that come while this runs wait for its end.
@@ -72,6 +74,7 @@ class WatchingSource(ABC):
             try:
                 for directory in self._directories:
                     ensure_private_directory(directory)
+                self._hold()
                 self._watch(self._directory, self._root_mask)
                 await self._scan()
             except (OSError, TapError) as error:
@@ -87,6 +90,9 @@ class WatchingSource(ABC):
             self._inotify.close()
             self._inotify = None
         self._watches.clear()
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -107,6 +113,25 @@ class WatchingSource(ABC):
     @abstractmethod
     def _notice(self, directory: Path, name: str) -> None:
         """Something called `name` appeared in a watched directory. Must not raise OSError."""
+
+    def _hold(self) -> None:
+        """Keep the directory to this source: two would release each other's dumps, and by count take each other's.
+
+        Raises:
+            TapError: another source has it.
+        """
+        if self._held is not None and os.fstat(self._held).st_ino == self._directory.stat().st_ino:
+            return
+        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            whose = "another worker of this service, or another service"
+            raise TapError(f"{self._directory} is watched for {whose}; give each worker a directory of its own") from error
+        if self._held is not None:
+            os.close(self._held)
+        self._held = descriptor
 
     def _post(self, event: DumpEvent) -> None:
         if self._listener is not None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from statetap.adapters.ledger.bulk import insert_rows
 from statetap.adapters.ledger.counts import add_counts, counter_of
 from statetap.adapters.ledger.database import Database
-from statetap.adapters.ledger.schema import samples, shard_objects, signed, units
+from statetap.adapters.ledger.schema import events, samples, shard_objects, signed, units
 from statetap.adapters.ledger.units import held_unit
 from statetap.core.records import JobCounts, SampleStatus, SampleVerdict, ShardObject, UnitLease, UnitState
-from statetap.ports import LeaseLost, LedgerError
+from statetap.ports import CommitEvent, LeaseLost, LedgerError
 
 _Placed = Mapping[int, tuple[SampleStatus, int]]
 """The samples of a unit: status so far, and tokens."""
@@ -27,7 +27,14 @@ class SqlCommits:
         self._db = database
 
     async def commit_unit(
-        self, lease: UnitLease, verdicts: Sequence[SampleVerdict], objects: Sequence[ShardObject], *, bytes_stored: int, at: float
+        self,
+        lease: UnitLease,
+        verdicts: Sequence[SampleVerdict],
+        objects: Sequence[ShardObject],
+        *,
+        bytes_stored: int,
+        at: float,
+        event: CommitEvent | None = None,
     ) -> JobCounts:
         """Every pending sample of the unit needs a verdict; one that had ended before keeps its end unless it has one.
 
@@ -57,6 +64,8 @@ class SqlCommits:
                 .where(units.c.job == held.job, units.c.unit == held.unit)
                 .values(state=UnitState.COMMITTED, committed_at=at, owner=None, expires_at=None)
             )
+            if event is not None:
+                await connection.execute(insert(events).values(job=unit.job, name=event.name, at=at, data=dict(event.data)))
             return await add_counts(connection, held.job, changes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from sqlalchemy import Row, Select, func, select
@@ -10,6 +11,7 @@ from statetap.adapters.ledger.cursors import decode_cursor, page
 from statetap.adapters.ledger.database import Database
 from statetap.adapters.ledger.jobs import job_number
 from statetap.adapters.ledger.schema import samples
+from statetap.core.capture import reason_kind
 from statetap.core.records import SampleRecord, SampleStatus
 from statetap.ports import Page
 
@@ -46,7 +48,10 @@ class SqlSamples:
         )
         async with self._db.reading() as connection:
             rows = await connection.execute(statement.where(samples.c.job == await job_number(connection, job)))
-        return {row[0]: row[1] for row in rows}
+        kinds: Counter[str] = Counter()
+        for reason, count in rows:
+            kinds[reason_kind(reason)] += count
+        return dict(kinds)
 
     async def _records(self, job: str, statement: Select[Any]) -> list[SampleRecord]:
         async with self._db.reading() as connection:

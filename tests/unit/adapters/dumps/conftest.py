@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from statetap.adapters.dumps import PluginDumpSource
 from statetap_sglang.publisher import DumpPublisher
 
 from tests.fakes.dumps import Listener, StillClock, make_beacon
@@ -39,13 +40,22 @@ async def listener() -> Listener:
 
 @pytest.fixture
 def tap(root: Path) -> Iterator[Callable[..., DumpPublisher]]:
-    """Opens taps, and closes them all at the end."""
+    """Opens taps, announced ones unless told otherwise, and closes them all at the end."""
     opened: list[DumpPublisher] = []
 
-    def open_tap(**beacon: Any) -> DumpPublisher:
+    def open_tap(*, announced: bool = True, **beacon: Any) -> DumpPublisher:
         opened.append(DumpPublisher(root, "worker", make_beacon(**beacon)))
+        if announced:
+            opened[-1].announce()
         return opened[-1]
 
     yield open_tap
     for publisher in opened:
         publisher.close()
+
+
+@pytest.fixture
+async def source(root: Path, clock: StillClock) -> AsyncIterator[PluginDumpSource]:
+    source = PluginDumpSource(root, "worker", clock=clock)
+    yield source
+    await source.close()

@@ -1,0 +1,58 @@
+"""Rates over the last minute of work, and each worker's share, which survives a restart."""
+
+from statetap.runtime.tally import CommitReport, JobTally
+from statetap.runtime.views import WorkerTally
+
+
+def report(tokens=0, nbytes=0, **workers):
+    return CommitReport(stored=1, failed=0, tokens=tokens, nbytes=nbytes, workers=workers)
+
+
+def test_there_is_no_rate_before_the_first_commit():
+    tally = JobTally()
+    assert tally.rates(5.0) == (0.0, 0.0)
+    tally.began(0.0)
+    assert tally.rates(5.0) == (0.0, 0.0)
+
+
+def test_a_young_job_is_measured_since_it_began():
+    tally = JobTally()
+    tally.began(100.0)
+    tally.committed(report(30, 300), at=110.0)
+    assert tally.rates(120.0) == (1.5, 15.0)
+
+
+def test_only_the_last_minute_counts():
+    tally = JobTally()
+    tally.began(0.0)
+    tally.committed(report(1000, 10_000), at=30.0)
+    tally.committed(report(60, 600), at=80.0)
+    assert tally.rates(100.0) == (1.0, 10.0)
+    assert tally.rates(200.0) == (0.0, 0.0)
+
+
+def test_a_pause_is_not_work():
+    tally = JobTally()
+    tally.began(0.0)
+    tally.committed(report(60, 600), at=10.0)
+    tally.began(50.0)
+    tally.committed(report(20, 200), at=55.0)
+    assert tally.rates(60.0) == (2.0, 20.0)
+
+
+def test_attempts_count_when_they_are_made_and_all_is_replayed_from_the_events():
+    tally, again = JobTally(), JobTally()
+    for worker, what in (("a", "attempts"), ("a", "lost"), ("b", "attempts")):
+        tally.attempted(worker, what)
+    commit = report(a=WorkerTally(attempts=1, lost=1), b=WorkerTally(attempts=1, stored=1))
+    tally.committed(commit, at=0.0)
+    again.replay(commit.as_event(7))
+    assert tally.workers == again.workers == {"a": WorkerTally(attempts=1, lost=1), "b": WorkerTally(attempts=1, stored=1)}
+    assert commit.as_event(7) == {
+        "unit": 7,
+        "stored": 1,
+        "failed": 0,
+        "tokens": 0,
+        "bytes": 0,
+        "workers": {"a": {"stored": 0, "attempts": 1, "lost": 1}, "b": {"stored": 1, "attempts": 1, "lost": 0}},
+    }
