@@ -90,6 +90,10 @@ def service_url(url: str | None) -> str:
     chosen = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
     if not chosen.startswith(("http://", "https://")):
         raise ServiceUnreachable(chosen, "its URL must start with http:// or https://")
+    try:
+        httpx.URL(chosen)
+    except httpx.InvalidURL as error:
+        raise ServiceUnreachable(chosen, str(error)) from error
     return chosen
 
 

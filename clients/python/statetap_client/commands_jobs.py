@@ -45,6 +45,7 @@ def watch(
 ) -> None:
     """Watch a job until it ends. Exits 1 if it failed, was cancelled, or has failed samples."""
     with SyncStatetapClient(url) as client:
+        client.job(job_id)  # That there is no such job, or no service, is told at once; later it may restart.
         if events:
             for event in client.events(job_id):
                 print_json_line(event)

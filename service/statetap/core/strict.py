@@ -21,21 +21,19 @@ def tells_itself_apart(length: int, chunk: int | None) -> bool:
     return chunk_pattern(length, chunk)[-1] >= SHORTEST_SAMPLE
 
 
-def fence_length(avoid: Collection[int], chunk: int | None) -> int:
-    """A length that no request in `avoid`, and no chunk of one, has, and that a single pass publishes.
+def fence_length(avoid: Collection[int], chunk: int | None, first: int = SHORTEST_FENCE) -> int:
+    """A length, from `first` on, that no request in `avoid`, and no chunk of one, has, and that a single pass publishes.
 
     Raises:
         ValueError: the chunk size leaves no such length.
     """
     taken = SERVER_LENGTHS.union(*(chunk_pattern(length, chunk) for length in avoid))
-    length = SHORTEST_FENCE
-    while length in taken:
-        length += 1
-    if chunk is not None and length >= chunk:
-        raise ValueError(
-            f"strict mode cannot fence this worker: no free length below its chunk size of {chunk} tokens; use a larger one"
-        )
-    return length
+    end = max(*taken, first) + 2 if chunk is None else chunk
+    candidates: list[int] = [*range(first, end), *range(SHORTEST_FENCE, min(first, end))]
+    free = [length for length in candidates if length not in taken]
+    if not free:
+        raise ValueError(f"strict mode cannot fence this worker: no length below its chunk size of {chunk} tokens is free")
+    return free[0]
 
 
 def fence_tokens(length: int, vocab_size: int) -> list[int]:
@@ -47,10 +45,12 @@ class StrictGate:
     """What may be sent to one worker next. `chunk` is its declared chunk size in tokens, None if it never splits a prompt.
 
     It knows the lengths that may still be unaccounted for: of requests that failed, and of fences that did not appear.
+    `first_fence` is where its fences' lengths begin: workers that differ in it are not taken for each other.
     """
 
-    def __init__(self, chunk: int | None) -> None:
+    def __init__(self, chunk: int | None, first_fence: int = SHORTEST_FENCE) -> None:
         self.chunk = chunk
+        self._first_fence = first_fence
         self.awaited: int | None = None
         """The rows of the fence that is under way."""
         self._previous: int | None = None
@@ -88,7 +88,7 @@ class StrictGate:
         """
         if self._failed_fence is None:
             previous = set() if self._previous is None else {self._previous}
-            self.awaited = fence_length(self._unaccounted | previous | set(pending), self.chunk)
+            self.awaited = fence_length(self._unaccounted | previous | set(pending), self.chunk, self._first_fence)
         else:
             self.awaited = self._failed_fence
         return self.awaited

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Protocol
+from zlib import crc32
 
 from asyncio_throttle.throttler import Throttler
 from structlog.typing import FilteringBoundLogger
@@ -20,7 +21,7 @@ from statetap.core.records import WorkerRecord
 from statetap.core.requests import RequestName
 from statetap.core.routing import DumpRouter, Parked, Stray, ToUnit, UnitId
 from statetap.core.spec import Identity
-from statetap.core.strict import StrictGate
+from statetap.core.strict import SHORTEST_FENCE, StrictGate
 from statetap.core.worker import Answered, Cleared, Doubted, Drained, Identified, Lost, Misfit, Sent, WorkerMachine, WorkerState
 from statetap.ports import (
     CaptureLost,
@@ -45,6 +46,9 @@ from statetap.runtime.waiting import wait_or_sleep
 from statetap.settings import Runtime
 from statetap.telemetry import events
 from statetap.telemetry.metrics import Metrics
+
+# Each worker's fences begin at a length of its own, out of so many: where two plain directories were swapped, neither passes.
+FENCE_LENGTHS = 64
 
 
 class UnitInbox(Protocol):
@@ -292,7 +296,7 @@ class WorkerDriver:
         self.tap = tap
         self.space.budget_bytes = tap.budget_bytes
         if tap.identity is Identity.COUNT and self.fencing is None:
-            gate = StrictGate(tap.chunked_prefill_size)
+            gate = StrictGate(tap.chunked_prefill_size, SHORTEST_FENCE + crc32(self.name.encode()) % FENCE_LENGTHS)
             self.fencing = Fencing(self.name, gate, tap.model.vocab_size, self._ports.quiet_period_seconds, self._clock)
         self._log.info(
             events.WORKER_TAP_SEEN,

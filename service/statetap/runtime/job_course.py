@@ -106,6 +106,8 @@ class JobCourse:
             await self.projector.flush(job)
         except Exception as error:  # noqa: BLE001 - whatever it was, the job says so
             self._log.exception(events.JOB_FAILED, job=job, reason=str(error))
+            # No sample stays pending in a job that is over.
+            await self._ledger.cancel_pending(job, at=self._ports.clock.now())
             await self._states.move(job, PlanFailed(str(error)), str(error))
             await self._states.append_event(job, events.JOB_FAILED, reason=str(error))
             self._close_datasets()

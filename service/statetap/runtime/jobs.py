@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
 from statetap.core.job import PauseAsked, ResumeAsked, RetryAsked
+from statetap.core.records import JobState
 from statetap.ports import Ledger, Page
 from statetap.runtime.admission import Admission
 from statetap.runtime.job_course import JobCourse
@@ -16,6 +18,7 @@ from statetap.runtime.views import JobSubmission, JobView, Refused
 from statetap.telemetry import events
 
 PAUSED_BY_HAND = "asked for"
+NO_WORKER = "waiting: no worker that is up serves this model with this capture; GET /v1/workers says why"
 
 
 class JobDesk:
@@ -73,7 +76,12 @@ class JobDesk:
         return await self.view(job.id), True
 
     async def view(self, job: str) -> JobView:
-        return await self._states.view(job)
+        """The job now; of a running job that no worker can serve, the reason says so."""
+        view = await self._states.view(job)
+        record = view.record
+        if record.state is JobState.RUNNING and next(self._pool.serving(record.spec), None) is None:
+            return replace(view, record=replace(record, reason=NO_WORKER), eta_seconds=None)
+        return view
 
     async def list(self, *, limit: int, cursor: str | None) -> Page[JobView]:
         page = await self._ledger.jobs(limit=limit, cursor=cursor)

@@ -51,7 +51,12 @@ class WorkerPool:
         for record in configured:
             await self._ledger.add_worker(record)
         for record in await self._ledger.workers():
-            driver = self._drivers[record.name] = self._new_driver(record)
+            try:
+                driver = self._drivers[record.name] = self._new_driver(record)
+            except ValueError as error:
+                # Recorded by another version, perhaps: one worker's configuration must not keep the service from starting.
+                self._log.error(events.WORKER_REFUSED, worker=record.name, reason=str(error))
+                continue
             with suppress(DumpSourceError):
                 await driver.start()
             self._log.info(events.WORKER_ADDED, worker=record.name, url=record.url)

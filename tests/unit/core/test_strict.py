@@ -101,7 +101,7 @@ def test_no_dump_that_may_still_come_looks_like_a_fence(avoid, chunk):
 
 @pytest.mark.parametrize(("avoid", "chunk"), [((), 7), ((), 2), ({7}, 8), ({7, 8}, 9)])
 def test_a_chunk_too_small_for_a_fence_is_refused(avoid, chunk):
-    with pytest.raises(ValueError, match=f"no free length below its chunk size of {chunk} tokens; use a larger one"):
+    with pytest.raises(ValueError, match=f"no length below its chunk size of {chunk} tokens is free"):
         fence_length(avoid, chunk)
 
 
@@ -110,3 +110,11 @@ def test_a_fence_is_valid_in_any_vocabulary(length, vocab_size):
     tokens = fence_tokens(length, vocab_size)
     assert len(tokens) == length
     assert all(0 <= token < vocab_size for token in tokens)
+
+
+@pytest.mark.parametrize(
+    ("first", "avoid", "chunk", "length"),
+    [(20, (), None, 20), (20, {20, 21}, None, 22), (20, (), 24, 20), (20, {20, 21, 22, 23}, 24, 7), (40, (), 24, 7)],
+)
+def test_fences_begin_at_the_workers_own_length_where_there_is_room(first, avoid, chunk, length):
+    assert fence_length(avoid, chunk, first) == length

@@ -1,10 +1,12 @@
 """Strict mode: workers whose dumps carry no names, told apart by their row counts, by fences, and by waiting."""
 
 from dataclasses import replace
+from zlib import crc32
 
 from statetap.core.records import SampleStatus
 from statetap.core.spec import Identity
 from statetap.core.strict import SHORTEST_FENCE
+from statetap.runtime.driver import FENCE_LENGTHS
 from statetap.telemetry import events
 
 from tests.fakes.clock import settle
@@ -13,6 +15,9 @@ from tests.fakes.inference import Hang, Refuse
 
 STORED, FAILED, PENDING = SampleStatus.STORED, SampleStatus.FAILED, SampleStatus.PENDING
 PLAIN = replace(TAP, tap="a-plain", identity=Identity.COUNT)
+
+# The first fence of a worker named "a".
+FENCE = SHORTEST_FENCE + crc32(b"a") % FENCE_LENGTHS
 
 
 def plain(name="a", **changes):
@@ -39,7 +44,7 @@ async def test_equal_lengths_alone_need_a_fence_of_another_length():
     async with running(worker) as world:
         job = await world.submit(2, 2)
         assert world.statuses(job) == [STORED] * 2
-        assert worker.asked_lengths == [7, 2, 7, 2]
+        assert worker.asked_lengths == [FENCE, 2, FENCE, 2]
 
 
 async def test_the_next_request_waits_for_the_lifecycle_to_close():
@@ -47,11 +52,11 @@ async def test_the_next_request_waits_for_the_lifecycle_to_close():
     worker.quiet_period_seconds = 5.0
     async with running(worker) as world:
         job = await world.submit(2, 3)
-        assert worker.asked_lengths == [7, 2]
+        assert worker.asked_lengths == [FENCE, 2]
         await world.passes(4.9)
-        assert worker.asked_lengths == [7, 2]
+        assert worker.asked_lengths == [FENCE, 2]
         await world.passes(0.2)
-        assert worker.asked_lengths == [7, 2, 3]
+        assert worker.asked_lengths == [FENCE, 2, 3]
         await world.passes(5)
         assert world.statuses(job) == [STORED, STORED]
 
@@ -110,10 +115,10 @@ async def test_after_a_failure_a_fence_comes_first():
     worker.publish = lambda sample: worker.put(sample) if len(worker.asked) != 2 else None
     async with running(worker, capture_timeout_seconds=10) as world:
         job = await world.submit(2, 3)
-        assert worker.asked_lengths == [7, 2]
+        assert worker.asked_lengths == [FENCE, 2]
         await world.passes(12)
         # Nothing of length 2 is sent before a fence has told that the lost dump will not come.
-        assert worker.asked_lengths == [7, 2, 7, 3, 2]
+        assert worker.asked_lengths == [FENCE, 2, FENCE, 3, 2]
         assert world.statuses(job) == [STORED, STORED]
         world.assert_stored(job)
 
@@ -138,13 +143,13 @@ async def test_a_fence_that_does_not_appear_is_sent_again_after_a_rest():
     worker.publish = worker.publish_nothing
     async with running(worker, capture_timeout_seconds=10, probe_seconds=2) as world:
         job = await world.submit(2)
-        assert worker.asked_lengths == [7]
+        assert worker.asked_lengths == [FENCE]
         await world.passes(10)
-        assert "no dump of 7 rows appeared within 10 s" in world.logged(events.REQUEST_FAILED)[0]["reason"]
-        assert worker.asked_lengths == [7]
+        assert f"no dump of {FENCE} rows appeared within 10 s" in world.logged(events.REQUEST_FAILED)[0]["reason"]
+        assert worker.asked_lengths == [FENCE]
         worker.publish = worker.publish_whole
         await world.passes(2)
-        assert worker.asked_lengths == [7, 7, 2]
+        assert worker.asked_lengths == [FENCE, FENCE, 2]
         assert world.statuses(job) == [STORED]
 
 
@@ -174,7 +179,7 @@ async def test_a_worker_that_goes_away_in_an_open_lifecycle_loses_the_attempt():
     a.publish = lambda sample: a.put(sample) if sample.rid.startswith("st-fence") else None
     async with running(a, b, capture_timeout_seconds=1000) as world:
         job = await world.submit(2)
-        assert a.asked_lengths == [7, 2]
+        assert a.asked_lengths == [FENCE, 2]
         a.client.up, b.client.up = False, True
         world.pool.drivers[0]._lose("it was started again")
         await world.passes(5)
@@ -206,7 +211,7 @@ async def test_a_request_that_timed_out_is_followed_by_a_fence():
         await worker.client.hanging.wait()
         worker.client.expire()
         await world.passes(5)
-        assert worker.asked_lengths == [7, 2, 7, 2]
+        assert worker.asked_lengths == [FENCE, 2, FENCE, 2]
         assert world.statuses(job) == [STORED]
 
 
