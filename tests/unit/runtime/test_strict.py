@@ -35,7 +35,7 @@ async def test_a_fence_stands_at_the_start_and_between_equal_lengths():
         assert world.statuses(job) == [STORED] * 3
         world.assert_stored(job)
         # 3 is sent between the two samples of 2, so that no second fence is needed.
-        assert worker.asked_lengths == [SHORTEST_FENCE, 2, 3, 2]
+        assert worker.asked_lengths == [FENCE, 2, 3, 2]
         assert world.held_dumps == []
 
 
