@@ -103,5 +103,6 @@ def test_a_killed_worker_is_survived_named_and_used_again(tmp_path: Path, model:
 
 def _busy(made: Cluster, client: SyncStatetapClient, job: str) -> set[str]:
     """The workers that have made at least two attempts for the job."""
-    assert client.job(job).state == "running" or client.job(job).state == "planning"
-    return {worker for worker, tally in client.job(job).workers.items() if tally["attempts"] >= 2}
+    now = client.job(job)
+    assert now.state in ("planning", "running")
+    return {worker for worker, tally in now.workers.items() if tally["attempts"] >= 2}

@@ -48,8 +48,9 @@ class WorkerPool:
 
     async def start(self, configured: Sequence[WorkerRecord]) -> None:
         """Start the configured workers and those added before. One whose dump directory cannot be used yet stands refused."""
+        draining = {record.name for record in await self._ledger.workers() if record.draining}
         for record in configured:
-            await self._ledger.add_worker(record)
+            await self._ledger.add_worker(replace(record, draining=record.name in draining))
         for record in await self._ledger.workers():
             try:
                 driver = self._drivers[record.name] = self._new_driver(record)

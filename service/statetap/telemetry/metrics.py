@@ -23,7 +23,7 @@ class Metrics:
         self.bytes_stored_total = self._counter("bytes_stored_total", "Bytes of hidden states that were committed.")
         self.units_committed_total = self._counter("units_committed_total", "Units that were committed.")
         self.requests_total = self._counter(
-            "requests_total", "Requests to workers: ok, failed or timed_out.", "worker", "outcome"
+            "requests_total", "Requests to workers: answered, refused, unreachable, timed_out or given_up.", "worker", "outcome"
         )
         self.request_seconds = Histogram(
             "statetap_request_seconds",

@@ -6,6 +6,7 @@ shared memory, are gone as well.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -26,12 +27,16 @@ class FileAnswerJournal:
             journal.write(line)
 
     def recall(self, job: str, unit: int) -> list[RecordedAnswer]:
-        """The answers on record. A torn last line, cut off by a kill, does not count."""
+        """The answers on record. A line that a kill or a full disk cut off does not count, nor does what was appended to it."""
         try:
-            lines = self._path(job, unit).read_bytes().split(b"\n")[:-1]
+            lines = self._path(job, unit).read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        return [RecordedAnswer(*orjson.loads(line)) for line in lines]
+        answers = []
+        for line in lines:
+            with suppress(orjson.JSONDecodeError, TypeError):
+                answers.append(RecordedAnswer(*orjson.loads(line)))
+        return answers
 
     def forget(self, job: str, unit: int) -> None:
         self._path(job, unit).unlink(missing_ok=True)

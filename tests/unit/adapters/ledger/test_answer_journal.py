@@ -38,6 +38,9 @@ def test_a_torn_last_line_does_not_count(journal, tmp_path):
     with path.open("ab") as file:
         file.write(b'["st-j-3-1-1-1",1,"a"')
     assert journal.recall("j", 3) == [FIRST]
+    journal.record("j", 3, FIRST)
+    journal.record("j", 3, SECOND)
+    assert journal.recall("j", 3) == [FIRST, SECOND], "what is appended to it is lost with it, and no more"
 
 
 def test_the_folder_is_nobody_elses(journal, tmp_path):
