@@ -27,7 +27,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> str:
         made.start_worker("w", "--layers", "0,1")
         with made.start_service() as client:
             made.wait_for_workers(client, "w")
-            return made.run_job(client, SAMPLES, "undisturbed.zarr").store
+            return made.run_job(client, SAMPLES, "undisturbed.zarr", **UNIT).store
+
+
+# Units of a dozen samples: long enough to be met half done.
+UNIT = {"rows_per_shard": 1024}
+
+
+def half_done(made: Cluster, job: str) -> bool:
+    """Whether two answers of the open unit are on record, and so their dumps in shared memory."""
+    journals = (made.folder / "data" / "answers").glob(f"{job}-*.ndjson")
+    return any(journal.read_bytes().count(b"\n") >= 2 for journal in journals)
 
 
 def stored(client: SyncStatetapClient, job: str) -> int:
@@ -41,12 +51,12 @@ def test_a_killed_service_goes_on_where_it_was(tmp_path: Path, model: Path, undi
         made.start_worker("w", *SLOW, *(("--plain", "safetensors", "--publish-decode") if plain else ()), plain=declared)
         with made.start_service() as client:
             made.wait_for_workers(client, "w")
-            job = made.submit(client, SAMPLES, "killed.zarr")
-            until("some units committed", lambda: 0 < stored(client, job.id) < len(SAMPLES) - 10)
-            before = stored(client, job.id)
-        made.kill_service()
+            job = made.submit(client, SAMPLES, "killed.zarr", **UNIT)
+            until("a unit committed", lambda: stored(client, job.id) > 0)
+            until("the next one half done", lambda: half_done(made, job.id))
+            made.kill_service()
         with made.start_service() as client:
-            assert stored(client, job.id) >= before
+            assert 0 < stored(client, job.id) < len(SAMPLES)
             ended = client.wait(job.id, poll_seconds=0.05)
             assert (ended.state, ended.failures, ended.progress.samples.stored) == ("completed", {}, len(SAMPLES))
             assert sum(tally["stored"] for tally in ended.workers.values()) == len(SAMPLES)
@@ -63,7 +73,7 @@ def test_a_stopped_service_leaves_the_rest_to_the_next_start(tmp_path: Path, mod
         made.start_worker("w", *SLOW)
         with made.start_service() as client:
             made.wait_for_workers(client, "w")
-            job = made.submit(client, SAMPLES, "stopped.zarr")
+            job = made.submit(client, SAMPLES, "stopped.zarr", **UNIT)
             until("some units committed", lambda: 0 < stored(client, job.id) < len(SAMPLES) - 10)
         assert made.service is not None
         made.service.stop()
@@ -79,13 +89,13 @@ def test_a_killed_worker_is_survived_named_and_used_again(tmp_path: Path, model:
         mortal = made.start_worker("mortal", *SLOW)
         with made.start_service() as client:
             made.wait_for_workers(client, "lasting", "mortal")
-            job = made.submit(client, SAMPLES, "worker.zarr")
+            job = made.submit(client, SAMPLES, "worker.zarr", **UNIT)
             until("both work", lambda: _busy(made, client, job.id) == {"lasting", "mortal"})
             os.kill(mortal.pid, signal.SIGKILL)
             until("the loss seen", lambda: "mortal" not in made.ready_workers(client))
             made.start_worker("mortal", *SLOW, port=mortal.port)
             made.wait_for_workers(client, "mortal")
-            again = made.submit(client, SAMPLES, "again.zarr")
+            again = made.submit(client, SAMPLES, "again.zarr", **UNIT)
             first, second = (client.wait(each.id, poll_seconds=0.05) for each in (job, again))
             for ended in (first, second):
                 assert (ended.state, ended.failures, ended.progress.samples.stored) == ("completed", {}, len(SAMPLES))
