@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from statetap.core.placement import place
 from statetap.core.records import JobCounts, JobRecord, JobState, SampleRecord, SampleStatus, UnitRecord
-from statetap.ports import Clock, Ledger, NotFound, Store, StoreError, StoreFacts
+from statetap.ports import Clock, IdempotencyKey, Ledger, NotFound, Store, StoreError, StoreFacts
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.open_datasets import OpenDatasets
 from statetap.runtime.planning import Plan, Workers, plan_job, resolve_capture, unit_records
@@ -44,8 +44,8 @@ class Admission:
         self._locate = locate
         self._version = version
 
-    async def record(self, submission: JobSubmission) -> tuple[JobRecord, int]:
-        """Plan a job and record it; returns it with the bytes that its store will take. Refused: nothing was recorded."""
+    async def record(self, submission: JobSubmission, key: IdempotencyKey | None) -> tuple[JobRecord, int]:
+        """Plan a job and record it under its key; returns it with its store's bytes. Refused: nothing was recorded."""
         try:
             dataset = await self._ledger.dataset(submission.dataset)
         except NotFound as error:
@@ -71,7 +71,7 @@ class Admission:
             counts=JobCounts(),
             created_at=self._clock.now(),
         )
-        await self._ledger.add_job(job, plan.units(job.id), plan.samples(job.id, opened))
+        await self._ledger.add_job(job, plan.units(job.id), plan.samples(job.id, opened), key=key)
         return await self._states.reread(job.id), plan.store_bytes
 
     async def plan_retry(self, job: JobRecord) -> tuple[list[UnitRecord], list[SampleRecord]]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.job import PauseAsked, ResumeAsked, RetryAsked
+from statetap.core.job import PauseAsked, ResumeAsked
 from statetap.core.records import JobState
-from statetap.ports import Ledger, Page
+from statetap.ports import IdempotencyKey, Ledger, Page
 from statetap.runtime.admission import Admission
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
@@ -43,10 +43,11 @@ class JobDesk:
 
     async def submit(self, submission: JobSubmission, *, idempotency_key: str | None, request_hash: str) -> tuple[JobView, bool]:
         async with self._lock:
-            if idempotency_key is not None and (known := await self._ledger.idempotent(idempotency_key, request_hash)):
+            key = None if idempotency_key is None else IdempotencyKey(idempotency_key, request_hash)
+            if key is not None and (known := await self._ledger.idempotent(key)):
                 return await self.view(known), False
             try:
-                job, store_bytes = await self._admission.record(submission)
+                job, store_bytes = await self._admission.record(submission, key)
             except Refused as refused:
                 self._log.info(
                     events.JOB_REFUSED,
@@ -56,8 +57,6 @@ class JobDesk:
                     reason=refused.detail,
                 )
                 raise
-            if idempotency_key is not None:
-                await self._ledger.record_idempotent(idempotency_key, request_hash, job.id, at=job.created_at)
         samples, tokens, units = job.counts.samples, job.counts.tokens_total, job.counts.units_total
         await self._states.append_event(
             job.id, events.JOB_SUBMITTED, samples=samples, tokens=tokens, units=units, bytes=store_bytes
@@ -112,9 +111,7 @@ class JobDesk:
         """Failed samples again, in new units after all others of the store."""
         async with self._lock:
             units, samples = await self._admission.plan_retry(await self._states.current(job))
-            await self._states.move(job, RetryAsked())
-            await self._ledger.append_units(job, units, samples)
-            await self._states.reread(job)
+            await self._states.retry(job, units, samples)
         await self._states.append_event(job, events.JOB_RETRIED, samples=len(samples), units=len(units))
         self._log.info(events.JOB_RETRIED, job=job, samples=len(samples), units=len(units))
         self._course.begin_preparing(job)
