@@ -21,7 +21,7 @@ SAMPLES_PER_READ = 1000
 
 
 class Admission:
-    """`locate` turns a submitted store into its location, or raises Refused."""
+    """`locate` turns a submitted store into its location, or raises Refused; `reserve_bytes` are left free there."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Admission:
         clock: Clock,
         *,
         locate: Callable[[str], str],
+        reserve_bytes: int,
         version: str,
     ) -> None:
         self._states = states
@@ -42,6 +43,7 @@ class Admission:
         self._ledger = ledger
         self._clock = clock
         self._locate = locate
+        self._reserve_bytes = reserve_bytes
         self._version = version
 
     async def record(self, submission: JobSubmission, key: IdempotencyKey | None) -> tuple[JobRecord, int]:
@@ -134,10 +136,10 @@ class Admission:
 
     async def _check_space(self, location: str, plan: Plan) -> None:
         free = await self._store.free_bytes(location)
-        if free is not None and plan.store_bytes > free:
+        if free is not None and plan.store_bytes + self._reserve_bytes > free:
             raise Refused(
                 RefusalKind.NO_SPACE,
-                f"the job needs {plan.store_bytes:,} bytes, {location} has {free:,} free; "
-                "free some, use another store, or submit with ignore_space",
+                f"the job needs {plan.store_bytes:,} bytes, {location} has {free:,} free, of which {self._reserve_bytes:,} are "
+                "kept in reserve (runtime.disk_reserve_bytes); free some, use another store, or submit with ignore_space",
                 field="store",
             )

@@ -39,10 +39,13 @@ class JobStates:
         return record
 
     async def move(self, job: str, event: JobEvent, reason: str | None = None) -> JobRecord:
-        """Move a job, in the ledger first; what is so already stays as it is. Refused: its state does not allow it."""
+        """Move a job, in the ledger first. Refused: its state does not allow it.
+
+        What is so already stays as it is, unless there is another reason for it.
+        """
         record = await self.current(job)
         state = _after(record, event)
-        if state is record.state:
+        if state is record.state and reason in (None, record.reason):
             return record
         record = await self._ledger.set_job_state(job, state, reason, at=self._clock.now())
         if state in FINAL_STATES:

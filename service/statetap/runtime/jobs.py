@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.job import PauseAsked, ResumeAsked
 from statetap.core.records import JobState
 from statetap.ports import IdempotencyKey, Ledger, Page
 from statetap.runtime.admission import Admission
@@ -87,20 +86,11 @@ class JobDesk:
         return Page([await self.view(job.id) for job in page.items], page.cursor)
 
     async def pause(self, job: str) -> JobView:
-        before = await self._states.current(job)
-        record = await self._states.move(job, PauseAsked(), PAUSED_BY_HAND)
-        if record.state is not before.state:
-            await self._states.append_event(job, events.JOB_PAUSED, reason=PAUSED_BY_HAND)
-            self._log.info(events.JOB_PAUSED, job=job, reason=PAUSED_BY_HAND)
+        await self._course.pause(job, PAUSED_BY_HAND)
         return await self.view(job)
 
     async def resume(self, job: str) -> JobView:
-        before = await self._states.current(job)
-        record = await self._states.move(job, ResumeAsked())
-        if record.state is not before.state:
-            await self._states.append_event(job, events.JOB_RESUMED)
-            self._log.info(events.JOB_RESUMED, job=job)
-            await self._course.went_on(job)
+        await self._course.resume(job)
         return await self.view(job)
 
     async def cancel(self, job: str) -> JobView:
