@@ -19,6 +19,8 @@ from statetap_sglang.beacon import Beacon
 from tests.e2e.environment import CURRENT, PYTHON, ROOT, TINY, check_environment, server_variables
 
 READY = "The server is fired up and ready to roll!"
+# SGLang only logs that a plugin's registration raised.
+NOT_REGISTERED = "Failed to execute general plugin"
 START_SECONDS = 600.0
 STOP_SECONDS = 10.0
 REQUEST_SECONDS = 120.0
@@ -109,7 +111,7 @@ class SglangServer:
         """Until SGLang says that it is ready.
 
         Raises:
-            ServerFailed: it ended, or did not say so in time.
+            ServerFailed: it ended, did not say so in time, or runs without its plugin.
         """
         assert self.process is not None
         deadline = time.monotonic() + START_SECONDS
@@ -119,6 +121,8 @@ class SglangServer:
             if time.monotonic() > deadline:
                 raise ServerFailed(self._story(f"was not ready within {START_SECONDS:g} s"))
             time.sleep(0.1)
+        if NOT_REGISTERED in self.log:
+            raise ServerFailed(f"{self.name}: SGLang could not load the plugin:\n{self.log.partition(NOT_REGISTERED)[2][:3000]}")
         return self
 
     def stop(self) -> None:
