@@ -44,7 +44,7 @@ async def test_after_a_kill_what_was_captured_is_not_asked_for_again():
 
 
 async def test_answers_that_a_kill_left_after_a_commit_are_forgotten():
-    world, worker, job = await half_done(2, 3, 2)
+    world, _, job = await half_done(2, 3, 2)
     await world.kill()
     world.answers.kept["committed", 0] = list(world.answers.kept[job, 0])
     await world.start()
