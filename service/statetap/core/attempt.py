@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from statetap.core import unit_messages as msg
-from statetap.core.capture import Expected, Verdict, assemble_by_count, assemble_by_tokens, is_prompt_row, require_named
+from statetap.core.capture import Expected, Verdict, assemble_by_count, assemble_by_tokens, is_prompt_row
 from statetap.core.dumps import DumpFacts
 from statetap.core.spec import Identity
 
@@ -60,7 +60,7 @@ class Attempt:
     def verdict(self) -> Verdict:
         dumps = list(self.dumps.values())
         if self.identity is Identity.TOKENS:
-            return require_named(assemble_by_tokens(self.expected, dumps, self.digests), dumps, self.named)
+            return assemble_by_tokens(self.expected, dumps, self.digests, self.named)
         return assemble_by_count(self.expected, self.chunk, dumps, self.digests)
 
     @property

@@ -116,12 +116,23 @@ def _tensors(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
     return ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in sorted(tensors)) or "no tensors"
 
 
-def assemble_by_tokens(expected: Expected, dumps: Sequence[DumpFacts], digests: Mapping[str, int]) -> Verdict:
+def assemble_by_tokens(
+    expected: Expected, dumps: Sequence[DumpFacts], digests: Mapping[str, int], named: Collection[str] | None = None
+) -> Verdict:
     """Judge the dumps of one attempt (all carry its rid).
 
     Rows beyond the prompt (decode passes) are strays and do not count. A retracted request is published again under a higher
-    `retraction_count`: one generation must tile alone.
+    `retraction_count`: one generation must tile alone. `named` are the dumps that the answer names, None if it does not: a chosen
+    dump that the worker does not know came another way.
     """
+    if named is None:
+        return _by_tokens(expected, dumps, digests)
+    # Of several that are one reading, the named one is the worker's own.
+    verdict = _by_tokens(expected, sorted(dumps, key=lambda dump: dump.name not in named), digests)
+    return _require_named(verdict, dumps, named)
+
+
+def _by_tokens(expected: Expected, dumps: Sequence[DumpFacts], digests: Mapping[str, int]) -> Verdict:
     generations: dict[int, list[DumpFacts]] = defaultdict(list)
     for dump in dumps:
         if dump.prompt_len is not None and dump.prompt_len != expected.rows:
@@ -198,17 +209,12 @@ def _one_reading(candidates: Sequence[tuple[str, ...]], digests: Mapping[str, in
     return Complete(first)
 
 
-def require_named(verdict: Verdict, dumps: Sequence[DumpFacts], named: Collection[str] | None) -> Verdict:
-    """The verdict, but a refusal where the answer names its dumps (`named`, None: it does not) and the capture has another one.
-
-    A worker names what it publishes for a request in the answer to it: a chosen dump that it does not know came another way.
-    """
-    if named is None or not isinstance(verdict, Complete):
-        return verdict
-    for dump in dumps:
-        if dump.dump_id in verdict.dump_ids and dump.name not in named:
-            known = ", ".join(sorted(named)) or "no dump"
-            return Refusal(RefusalReason.UNNAMED_DUMP, f"the answer names {known}; dump {dump.dump_id} is not among them")
+def _require_named(verdict: Verdict, dumps: Sequence[DumpFacts], named: Collection[str]) -> Verdict:
+    if isinstance(verdict, Complete):
+        for dump in dumps:
+            if dump.dump_id in verdict.dump_ids and dump.name not in named:
+                known = ", ".join(sorted(named)) or "no dump"
+                return Refusal(RefusalReason.UNNAMED_DUMP, f"the answer names {known}; dump {dump.dump_id} is not among them")
     return verdict
 
 

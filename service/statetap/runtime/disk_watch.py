@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from statetap.core.records import JobRecord, JobState
 from statetap.ports import Store, StoreError
-from statetap.runtime.job_course import JobCourse
+from statetap.runtime.job_course import PAUSED_BY_DISK, JobCourse
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.run_ports import RunPorts
 from statetap.telemetry import events
 
-PAUSED_BY_DISK = "disk"
 # A job goes on only with so much more than the reserve free, or it would be paused again at once.
 ROOM_TO_RESUME = 1.25
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from statetap.core.job import CancelAsked, PauseAsked, PlanFailed, Planned, ResumeAsked, UnitsSettled
 from statetap.core.records import JobRecord, JobState, UnitState
-from statetap.ports import Datasets, Store, StoreError
+from statetap.ports import Datasets, Store, StoreError, StoreFacts, StoreFull
 from statetap.runtime.dispatcher import Dispatcher
 from statetap.runtime.job_states import UNFINISHED_STATES, JobStates
 from statetap.runtime.open_datasets import OpenDatasets
@@ -25,6 +25,7 @@ from statetap.runtime.views import JobView
 from statetap.telemetry import events
 
 JOBS_PER_READ = 1000
+PAUSED_BY_DISK = "disk"
 
 
 class JobCourse:
@@ -99,11 +100,7 @@ class JobCourse:
         if record is None or record.state is not JobState.PLANNING:
             return
         try:
-            dataset = await self._ledger.dataset(record.spec.dataset)
-            tokens = await self.datasets.get(dataset.id)
-            before = await prepare(record, dataset, tokens, self._ledger, self._store, self._version)
-            self.projector.mark(record)
-            await self.projector.flush(job)
+            before = await self._prepare_store(record)
         except Exception as error:  # noqa: BLE001 - whatever it was, the job says so
             self._log.exception(events.JOB_FAILED, job=job, reason=str(error))
             # No sample stays pending in a job that is over.
@@ -122,6 +119,27 @@ class JobCourse:
         await self.went_on(job)
         await self._end_if_over(job)
 
+    async def _prepare_store(self, record: JobRecord) -> StoreFacts | None:
+        """Make the job's store ready, for as long as it takes until it has room; returns what was there before."""
+        dataset = await self._ledger.dataset(record.spec.dataset)
+        tokens = await self.datasets.get(dataset.id)
+        while True:
+            try:
+                before = await prepare(record, dataset, tokens, self._ledger, self._store, self._version)
+                self.projector.mark(record)
+                await self.projector.flush(record.id)
+                return before
+            except StoreFull as error:
+                seconds = self._ports.settings.disk_probe_seconds
+                reason = f"{PAUSED_BY_DISK}: {error}; tried again every {seconds:g} s"
+                if await self._states.explain(record.id, reason):
+                    await self._tell_of_waiting(record.id, reason)
+                await self._ports.clock.sleep(seconds)
+
+    async def _tell_of_waiting(self, job: str, reason: str) -> None:
+        await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
+        self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
+
     async def went_on(self, job: str) -> None:
         """The job runs (again): rates are measured from here, and workers may look for its units."""
         (await self._states.tally(job)).began(self._ports.clock.monotonic())
@@ -132,8 +150,7 @@ class JobCourse:
         before = await self._states.current(job)
         record = await self._states.move(job, PauseAsked(), reason)
         if (record.state, record.reason) != (before.state, before.reason):
-            await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
-            self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
+            await self._tell_of_waiting(job, reason)
 
     async def resume(self, job: str) -> None:
         before = await self._states.current(job)

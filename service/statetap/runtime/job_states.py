@@ -54,6 +54,14 @@ class JobStates:
             self.active[job] = record
         return record
 
+    async def explain(self, job: str, reason: str) -> bool:
+        """Say why a job does not move; whether that is news."""
+        record = await self.current(job)
+        if record.reason == reason:
+            return False
+        self.active[job] = await self._ledger.set_job_state(job, record.state, reason, at=self._clock.now())
+        return True
+
     async def retry(self, job: str, units: Sequence[UnitRecord], samples: Sequence[SampleRecord]) -> JobRecord:
         """Move a job that was over back to planning, with new units for `samples`: at once, so that no kill loses the retry."""
         state = _after(await self.current(job), RetryAsked())

@@ -1,5 +1,6 @@
 """A store's disk that runs low pauses the jobs that write there, and they go on by themselves."""
 
+import pytest
 from statetap.core.records import JobState, SampleStatus
 from statetap.ports import StoreFull
 from statetap.runtime.jobs import PAUSED_BY_HAND
@@ -97,3 +98,28 @@ async def test_a_disk_that_fills_in_mid_shard_loses_nothing():
         await world.passes(120)
         assert world.statuses(job) == [STORED]
         assert len(world.workers["a"].asked) == asked
+
+
+@pytest.mark.parametrize("part", ["prepare", "write_tokens", "write_samples"])
+async def test_a_disk_that_is_full_while_a_job_is_prepared_delays_it(part):
+    async with watched(FakeWorker("a"), projection_seconds=60) as world:
+        for _ in range(3):
+            world.store.fail_once(part, StoreFull("no space left"))
+        job = await world.submit(8)
+        waiting = await world.job(job)
+        assert (waiting.state, waiting.reason) == (JobState.PLANNING, "disk: no space left; tried again every 5 s")
+        await world.passes(10)
+        assert (await world.job(job)).state is JobState.PLANNING
+        await world.passes(5)
+        record = await world.job(job)
+        assert (record.state, record.reason) == (JobState.COMPLETED, None)
+        world.assert_stored(job)
+        assert [line["reason"] for line in world.logged(events.JOB_PAUSED)] == [waiting.reason]
+
+
+async def test_a_job_that_waits_to_be_prepared_can_be_cancelled():
+    async with watched(FakeWorker("a"), projection_seconds=60) as world:
+        world.store.fail_once("prepare", StoreFull("no space left"))
+        job = await world.submit(8)
+        assert (await world.desk.cancel(job)).record.state is JobState.CANCELLED
+        assert world.statuses(job) == [SampleStatus.CANCELLED]

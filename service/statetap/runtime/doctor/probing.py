@@ -24,7 +24,6 @@ from statetap.core.capture import (
     assemble_by_count,
     assemble_by_tokens,
     is_prompt_row,
-    require_named,
 )
 from statetap.core.spec import Identity
 from statetap.ports import (
@@ -218,7 +217,7 @@ class ProbeSession:
             facts = [dump.facts for dump in probe.dumps.values()]
             if self._identity is Identity.TOKENS:
                 named = probe.answer.dumps if probe.answer is not None else None
-                verdict = require_named(assemble_by_tokens(expected, facts, digests), facts, named)
+                verdict = assemble_by_tokens(expected, facts, digests, named)
             else:
                 verdict = assemble_by_count(expected, self._announced.chunked_prefill_size, facts, digests)
             if not isinstance(verdict, NeedDigests):
