@@ -30,7 +30,9 @@ from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.adapters.system_clock import SystemClock
-from statetap.api.app import SERVER_OPTIONS, build_app
+from statetap.api.app import build_app
+from statetap.api.gate import Gate
+from statetap.api.server import ApiRunner
 from statetap.api.services import Limits, Services
 from statetap.api.translate import worker_record
 from statetap.core.records import WorkerRecord
@@ -134,6 +136,7 @@ def wire(settings: Settings) -> Wired:
             render_metrics=lambda: _render(metrics, states),
             log=log,
             limits=Limits(dataset_bytes=settings.limits.dataset_body_bytes),
+            gate=Gate(settings.keys, settings.server.trusted_hosts),
         )
     )
     return Wired(app, service, ledger, datasets, writer, inspector)
@@ -178,7 +181,7 @@ def _connect(record: WorkerRecord, settings: Settings, clock: Clock) -> WorkerPo
         )
     else:
         source = PluginDumpSource(Path(dumps.dir), record.name, clock=clock, rescan_seconds=runtime.rescan_seconds)
-    return WorkerPorts(SglangClient(record.url), source, quiet_period_seconds, record.requests_per_second)
+    return WorkerPorts(SglangClient(record.url, api_key=record.api_key), source, quiet_period_seconds, record.requests_per_second)
 
 
 def plain_layout(dumps: PlainDumps) -> PlainLayout:
@@ -232,7 +235,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
     lock = lock_data_dir(settings.data_dir)
     wired = wire(settings)
     log = structlog.get_logger()
-    runner = web.AppRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS, **SERVER_OPTIONS)
+    runner = ApiRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS)
     stopping = _stop_on_signals()
     try:
         await wired.ledger.open()

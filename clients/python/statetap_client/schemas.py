@@ -5,11 +5,12 @@ Times are RFC 3339, ids are opaque strings, sizes are bytes, lengths are tokens.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, model_validator
 
 T = TypeVar("T")
 
@@ -164,18 +165,30 @@ def _absolute(path: str) -> str:
 
 
 def _http_url(url: str) -> str:
+    """What is at fault is not told: the text may hold a password."""
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-    except ValueError as error:
-        raise ValueError(f"must be a URL such as http://127.0.0.1:30000: {error}") from error
+    except ValueError:
+        named = False
     if not named or any(char.isspace() for char in url):
         raise ValueError("must be a URL such as http://127.0.0.1:30000")
+    if "@" in parts.netloc:
+        raise ValueError("must hold no user and password: a URL is shown to whoever may look; a worker's key goes into api_key")
     return url
+
+
+def _header_value(secret: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", secret.get_secret_value()):
+        raise ValueError("must be printable ASCII without spaces")
+    return secret
 
 
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+ApiKey = Annotated[SecretStr, AfterValidator(_header_value), Field(json_schema_extra={"pattern": "^[!-~]+$"})]
+REVEALED = {"secrets": "revealed"}
+"""The serialisation context in which secrets are written out; in any other they are masked."""
 
 
 class PluginDumps(Request):
@@ -231,6 +244,11 @@ class WorkerRequest(Request):
     url: HttpUrl
     dumps: Dumps
     requests_per_second: float | None = Field(default=None, gt=0, description="A rate limit; none by default.")
+    api_key: ApiKey | None = Field(default=None, description="What the worker itself wants as `Authorization: Bearer`.")
+
+    @field_serializer("api_key", when_used="json-unless-none")
+    def _masked(self, key: SecretStr, info: SerializationInfo) -> str:
+        return key.get_secret_value() if info.context == REVEALED else str(key)
 
 
 class Worker(Answer):
@@ -238,6 +256,7 @@ class Worker(Answer):
     url: str
     dumps: Dumps
     requests_per_second: float | None = None
+    has_api_key: bool = Field(default=False, description="Whether the service brings a key when it calls the worker.")
     state: Literal["starting", "ready", "suspect", "draining", "refused", "unreachable"]
     reason: str | None
     in_flight: int = Field(description="0 or 1: exactly one request is in flight per worker.")

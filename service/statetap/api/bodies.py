@@ -97,7 +97,7 @@ def _encoding(request: web.Request) -> str:
 
 
 async def _bounded(request: web.Request, limit: int | None) -> AsyncIterator[bytes]:
-    """The body's chunks as sent. The server must not decompress them by itself: `app.SERVER_OPTIONS` sees to it."""
+    """The body's chunks as sent. The server must not decompress them by itself: `server.OPTIONS` sees to it."""
     received = 0
     async for chunk in request.content.iter_any():
         received += len(chunk)

@@ -12,6 +12,7 @@ from statetap_client.schemas import Event
 
 from statetap.api import translate
 from statetap.api.bodies import NoBody
+from statetap.api.gate import Scope
 from statetap.api.problems import RequestRefused
 from statetap.api.routing import Call, Header, NoQuery, Route
 from statetap.api.services import Services
@@ -97,6 +98,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         body=NoBody(),
         headers=(Header(LAST_EVENT_ID, "Resume after this event; 0, the default, is the log's start."),),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Event,
         media_type=EVENT_STREAM,
         problems=(404,),

@@ -12,6 +12,7 @@ from statetap_client.schemas import Job, JobRequest, Page, Sample
 
 from statetap.api import translate
 from statetap.api.bodies import JsonBody, NoBody
+from statetap.api.gate import Scope
 from statetap.api.problems import RequestRefused
 from statetap.api.routing import Call, Header, NoQuery, PageQuery, Reply, Route
 from statetap.runtime.views import Jobs, JobView
@@ -77,6 +78,7 @@ def _steering(verb: str, summary: str, act: Callable[[Jobs, str], Awaitable[JobV
         query=NoQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.ADMIN,
         answer=Job,
         problems=(404, 409),
     )
@@ -92,6 +94,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         body=JsonBody(JobRequest),
         headers=(Header(IDEMPOTENCY_KEY, "The same key with the same body is answered with the same job, always."),),
         tag="jobs",
+        scope=Scope.ADMIN,
         status=202,
         answer=Job,
         located=True,
@@ -105,6 +108,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=PageQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Page[Job],
     ),
     Route(
@@ -115,6 +119,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Job,
         problems=(404,),
     ),
@@ -130,6 +135,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=SamplesQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Page[Sample],
         problems=(404,),
     ),

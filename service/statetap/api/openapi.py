@@ -20,6 +20,13 @@ from statetap.api.routing import Route
 
 API_VERSION = "1"
 EVERY_ROUTE = (400, 500)
+BEHIND_THE_GATE = (401, 403, 421)
+KEY_SCHEME = "key"
+KEY_DESCRIPTION = (
+    "A key whose hash is configured. A read-only key is enough where an operation names `read-only`; one of scope `admin` may "
+    "call everything. A service without configured keys listens on loopback only and wants none; then it refuses what a browser "
+    "sends for another host (421) or, where something changes, for another site (403)."
+)
 NDJSON_DESCRIPTION = (
     "One sample a line: `input_ids` (with an optional `loss_mask`), `text`, `messages` or `conversations`; `id` is optional."
 )
@@ -45,7 +52,10 @@ def openapi_document(routes: Sequence[Route[Any, Any]]) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": dict(sorted(schemas["$defs"].items()))},
+        "components": {
+            "schemas": dict(sorted(schemas["$defs"].items())),
+            "securitySchemes": {KEY_SCHEME: {"type": "http", "scheme": "bearer", "description": KEY_DESCRIPTION}},
+        },
     }
 
 
@@ -61,6 +71,7 @@ def _models(routes: Iterable[Route[Any, Any]]) -> Iterator[ModelKey]:
 
 def _operation(route: Route[Any, Any], models: Models) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": route.summary, "operationId": _operation_id(route), "tags": [route.tag]}
+    operation["security"] = [] if route.scope is None else [{KEY_SCHEME: [route.scope.value]}]
     parameters = [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)]
     if parameters:
         operation["parameters"] = parameters
@@ -111,7 +122,7 @@ def _responses(route: Route[Any, Any], models: Models) -> dict[str, Any]:
         content = {JSON: {"schema": models[model, "serialization"]}}
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     problem = {PROBLEM_JSON: {"schema": models[Problem, "serialization"]}}
-    for status in sorted({*route.problems, *EVERY_ROUTE}):
+    for status in sorted({*route.problems, *EVERY_ROUTE, *(() if route.scope is None else BEHIND_THE_GATE)}):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
     return responses
 

@@ -10,6 +10,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from statetap.api.bodies import JSON, Body
+from statetap.api.gate import Scope
 from statetap.api.services import Services
 
 Q = TypeVar("Q", bound=BaseModel)
@@ -61,6 +62,7 @@ class Reply:
 class Route(Generic[Q, B]):
     """A method of a path. `answer` None with `application/json` means an empty body; `also` are further answers by status.
 
+    `scope` is the least that a caller's key must allow; None lets anybody in.
     `problems` are the statuses of its errors beside those that every route has.
     """
 
@@ -71,6 +73,7 @@ class Route(Generic[Q, B]):
     query: type[Q]
     body: Body[B]
     tag: str
+    scope: Scope | None
     headers: tuple[Header, ...] = ()
     status: int = 200
     answer: type[BaseModel] | None = None

@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_is_no_fault_of_the_service(http: aiohttp.Cli
     service.datasets.ingest = ingest_and_tell
     base = http._base_url
     _, writer = await asyncio.open_connection(base.host, base.port)
-    head = b"POST /v1/datasets HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/datasets HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
     writer.write(head + LINES)
     await writer.drain()
     writer.close()

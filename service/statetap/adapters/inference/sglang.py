@@ -32,11 +32,15 @@ KEEP_ALIVE_SECONDS = 2.0
 class SglangClient:
     """One SGLang server at `url` (scheme, host and port, perhaps a path). Makes its connections on first use; never retries.
 
+    `api_key` is what a server that was started with `--api-key` wants.
     `connect_seconds` bounds the opening of a connection, `passive_seconds` every call except `generate`, whose bound is its own.
     """
 
-    def __init__(self, url: str, *, connect_seconds: float = 10.0, passive_seconds: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, connect_seconds: float = 10.0, passive_seconds: float = 30.0
+    ) -> None:
         self._url = url.rstrip("/")
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -123,7 +127,7 @@ class SglangClient:
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector)
+            self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
 
