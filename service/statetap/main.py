@@ -52,6 +52,7 @@ from statetap.telemetry import events, logs
 from statetap.telemetry.metrics import Metrics
 
 SHUTDOWN_SECONDS = 5.0
+LEDGER_FILE = "ledger.db"
 _DUMPS: TypeAdapter[Dumps] = TypeAdapter(Dumps)
 
 
@@ -83,12 +84,21 @@ def lock_data_dir(data_dir: Path) -> int:
     return descriptor
 
 
+def make_private(ledger: Path) -> None:
+    """See that nobody else reads SQLite's file: it holds the keys of workers. Its log gets the same mode from SQLite itself."""
+    descriptor = os.open(ledger, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
 def wire(settings: Settings) -> Wired:
     """Make every part of the service. Starts nothing."""
     log = structlog.get_logger()
     clock = SystemClock()
     metrics = Metrics()
-    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / 'ledger.db'}")
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / LEDGER_FILE}")
     store = ZarrStore()
     writer = LocalShardWriter(parallel=settings.runtime.writer_threads)
     inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)
@@ -238,6 +248,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
     runner = ApiRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS)
     stopping = _stop_on_signals()
     try:
+        make_private(settings.data_dir / LEDGER_FILE)
         await wired.ledger.open()
         await wired.service.start([worker_record(request) for request in settings.workers])
         await runner.setup()

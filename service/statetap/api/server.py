@@ -7,11 +7,11 @@ header `Expect` that asks for anything but 100-continue reach the application's 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
-from aiohttp.typedefs import Handler
 
 from statetap.api.problems import problem, problem_response
 
@@ -34,7 +34,7 @@ class ApiRunner(web.AppRunner):
         return _Server(_with_problems(made.request_handler), request_factory=made.request_factory, **OPTIONS)
 
 
-def _with_problems(handle: Handler) -> Handler:
+def _with_problems(handle: Callable[[Any], Awaitable[web.StreamResponse]]) -> Callable[[Any], Awaitable[web.StreamResponse]]:
     async def handle_any(request: Any) -> web.StreamResponse:
         try:
             return await handle(request)
