@@ -159,6 +159,8 @@ def locate_store(place: str, settings: Settings) -> str:
         raise Refused(RefusalKind.INVALID, f"{place!r} is not a path below a store root", field="store")
     try:
         resolved = (roots[0] / place).resolve()
+        # Looked for in the store itself too: a name that the file system cannot have fails here, not in mid-job.
+        marked = [folder for folder in (resolved, *resolved.parents) if (folder / "zarr.json").exists()]
     except (OSError, ValueError, RuntimeError) as error:
         raise Refused(RefusalKind.INVALID, f"{place!r} cannot be a path: {error}", field="store") from error
     if not any(resolved != root and resolved.is_relative_to(root) for root in roots):
@@ -168,7 +170,7 @@ def locate_store(place: str, settings: Settings) -> str:
             f"{resolved} is not below a store root; the configured ones (store_roots) are {below}",
             field="store",
         )
-    if (outer := next((parent for parent in resolved.parents if (parent / "zarr.json").exists()), None)) is not None:
+    if (outer := next((folder for folder in marked if folder != resolved), None)) is not None:
         raise Refused(RefusalKind.INVALID, f"{resolved} lies inside the store {outer}; put it beside it", field="store")
     return str(resolved)
 
