@@ -13,14 +13,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUTF8 := 1
 
 # In tests torch shares the cores with what it is tested beside.
-test mutants: export OMP_NUM_THREADS ?= 1
+test mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
+# Tokenizers start a thread for each core, for texts of a line.
+fuzz: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format docs bench mutants clean
+.PHONY: help setup demo test lint format docs bench mutants fuzz conformance clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed $(MODEL)/config.json ## make .venv and the test model
 
@@ -50,6 +52,12 @@ bench: setup ## measure; figures are ratios within one run
 
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)
+
+fuzz: $(VENV)/.installed ## send broken input to every parser; ARGS="--inputs 1000000" chooses
+	$(PY) -m tests.fuzz $(ARGS)
+
+conformance: $(VENV)/.installed ## hold a running service against its OpenAPI document; ARGS=500 chooses the examples
+	$(PY) -m tests.contract.conformance $(ARGS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) var/demo var/models .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

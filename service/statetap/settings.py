@@ -52,7 +52,7 @@ class SettingsError(Exception):
 class Section(BaseModel):
     """A table of the settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Server(Section):

@@ -1,6 +1,7 @@
 """`python -m tests.fuzz`: many nearly valid inputs to everything that parses what others wrote.
 
-Each must be taken or refused with the documented error, within a bounded time, in a process whose memory the kernel bounds. Exit status 0: all were. 1: some were not; the inputs are kept, and said how to have again. 2: usage.
+Each must be taken or refused with the documented error, within a bounded time, in a process whose memory the kernel bounds.
+Exit status 0: all were. 1: some were not; the inputs are kept, and said how to have again. 2: usage.
 """
 
 from __future__ import annotations

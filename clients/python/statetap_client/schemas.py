@@ -22,7 +22,7 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 class Request(BaseModel):
     """A body that the service takes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Answer(BaseModel):
@@ -80,9 +80,9 @@ class Capture(Request):
 
 class PlacementChoice(Request):
     order: Literal["dataset", "permutation"] = "dataset"
-    seed: int = 0
-    rows_per_shard: int | None = Field(default=None, ge=1)
-    rows_per_chunk: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
+    rows_per_shard: int | None = Field(default=None, ge=1, lt=2**31)
+    rows_per_chunk: int | None = Field(default=None, ge=1, lt=2**31)
 
 
 class JobRequest(Request):
@@ -184,8 +184,9 @@ def _header_value(secret: SecretStr) -> SecretStr:
     return secret
 
 
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+# What validators of our own demand is told as patterns too, as far as patterns go.
+AbsolutePath = Annotated[str, AfterValidator(_absolute), Field(json_schema_extra={"pattern": "^/"})]
+HttpUrl = Annotated[str, AfterValidator(_http_url), Field(json_schema_extra={"pattern": r"^https?://[^/@\s]+(/\S*)?$"})]
 ApiKey = Annotated[SecretStr, AfterValidator(_header_value), Field(json_schema_extra={"pattern": "^[!-~]+$"})]
 REVEALED = {"secrets": "revealed"}
 """The serialisation context in which secrets are written out; in any other they are masked."""
@@ -212,13 +213,13 @@ class PlainDumps(Request):
     final: FinalName
     model_path: str
     model_fingerprint: str = Field(min_length=1)
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
+    num_layers: int = Field(ge=1, lt=2**31)
+    hidden_size: int = Field(ge=1, lt=2**31)
+    vocab_size: int = Field(ge=1, lt=2**31)
     dtype: DtypeName
-    chunked_prefill_size: int | None = Field(default=None, ge=1)
-    context_length: int | None = Field(default=None, ge=1)
-    budget_bytes: int = Field(default=8 << 30, ge=1)
+    chunked_prefill_size: int | None = Field(default=None, ge=1, lt=2**31)
+    context_length: int | None = Field(default=None, ge=1, lt=2**31)
+    budget_bytes: int = Field(default=8 << 30, ge=1, lt=2**63)
     quiet_period_seconds: float = Field(default=0.05, ge=0, description="How long after its dumps a lifecycle closes.")
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -19,6 +19,7 @@ from statetap.runtime.views import Jobs, JobView
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LONGEST_KEY = 255
+KEY_SCHEMA: Final = {"type": "string", "pattern": f"^[ -~]{{1,{LONGEST_KEY}}}$"}
 
 
 class SamplesQuery(PageQuery):
@@ -92,7 +93,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         handler=submit,
         query=NoQuery,
         body=JsonBody(JobRequest),
-        headers=(Header(IDEMPOTENCY_KEY, "The same key with the same body is answered with the same job, always."),),
+        headers=(Header(IDEMPOTENCY_KEY, "The same key with the same body is answered with the same job, always.", KEY_SCHEMA),),
         tag="jobs",
         scope=Scope.ADMIN,
         status=202,

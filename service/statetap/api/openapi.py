@@ -105,7 +105,7 @@ def _query_parameters(route: Route[Any, Any]) -> list[dict[str, Any]]:
 
 def _header_parameters(route: Route[Any, Any]) -> list[dict[str, Any]]:
     return [
-        {"name": h.name, "in": "header", "required": False, "description": h.description, "schema": {"type": "string"}}
+        {"name": h.name, "in": "header", "required": False, "description": h.description, "schema": dict(h.schema)}
         for h in route.headers
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
@@ -32,10 +32,11 @@ class PageQuery(NoQuery):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A request header that a route honours."""
+    """A request header that a route honours; `schema` is what its value must be, as JSON schema."""
 
     name: str
     description: str
+    schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
