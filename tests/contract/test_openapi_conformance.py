@@ -11,6 +11,6 @@ from tests.contract.conformance import conforms
 
 @pytest.mark.timeout(600)
 def test_every_answer_is_as_the_document_says(tmp_path: Path) -> None:
-    ran = conforms(tmp_path, examples=3, max_seconds=90)
+    ran = conforms(tmp_path, examples=3, max_seconds=60)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Tested: 21" in ran.stdout
