@@ -15,6 +15,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from statetap_client.schemas import Problem
 
 from statetap.api.bodies import JSON, NDJSON
+from statetap.api.event_stream import EVENT_STREAM
 from statetap.api.problems import PROBLEM_JSON
 from statetap.api.routing import Route
 
@@ -127,12 +128,23 @@ def _responses(route: Route[Any, Any], models: Models) -> dict[str, Any]:
     return responses
 
 
+def _sent_event(data: Mapping[str, Any]) -> dict[str, Any]:
+    """One message of a stream of server-sent events, whose `data` is JSON."""
+    properties = {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data},
+    }
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
 def _answer(route: Route[Any, Any], models: Models) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": HTTPStatus(route.status).phrase}
     if route.located:
         answer["headers"] = {"Location": {"description": "Where it is from now on.", "schema": {"type": "string"}}}
     if route.answer is not None:
-        answer["content"] = {route.media_type: {"schema": models[route.answer, "serialization"]}}
+        schema = models[route.answer, "serialization"]
+        answer["content"] = {route.media_type: {"schema": _sent_event(schema) if route.media_type == EVENT_STREAM else schema}}
     elif route.status != HTTPStatus.NO_CONTENT:
         schema = {"type": "object"} if route.media_type == JSON else {"type": "string"}
         answer["content"] = {route.media_type: {"schema": schema}}

@@ -91,10 +91,10 @@ def test_a_gigabyte_without_a_newline_costs_no_more_than_a_line():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (gzip.compress(b"one\n")[:-4], "cut off"),
+        (gzip.compress(b"one\n", mtime=0)[:-4], "cut off"),
         (b"", "cut off"),
         (b'{"text": "plain"}\n', "not a gzip stream"),
-        (gzip.compress(b"one\n") + b"rest", "not a gzip stream"),
+        (gzip.compress(b"one\n", mtime=0) + b"rest", "not a gzip stream"),
     ],
 )
 def test_a_broken_gzip_stream_is_refused(body, reason):
