@@ -117,7 +117,7 @@ def test_a_chat_that_cannot_be_told_apart_is_refused(bound, template, turns, rea
     assert (caught.value.line, caught.value.field) == (9, "messages")
 
 
-def test_a_chat_that_takes_too_long_to_mask_is_refused(bound, monkeypatch):
+def test_a_chat_that_takes_too_long_to_mask_is_refused(bound, monkeypatch, tmp_path):
     """2,000 messages of moderate length took ten minutes."""
     turns = (("user", "hello"), ("assistant", "there")) * 20
     monkeypatch.setattr(module, "RENDERED_CHARS", 20 * (40 * module.CHARS_A_MESSAGE + 40 * 60))
@@ -125,4 +125,5 @@ def test_a_chat_that_takes_too_long_to_mask_is_refused(bound, monkeypatch):
     with pytest.raises(DatasetRefused, match="22 turns of the assistant in 44 messages") as refused:
         said(bound(CHATML), *turns, *turns[:4])
     assert (refused.value.line, refused.value.field) == (1, "messages")
-    assert len(said(bound(CHATML_MARKED), *turns, *turns[:4])) == 22
+    marked = make_tokenizer(tmp_path / "marked", chat_template=CHATML_MARKED)
+    assert len(said(bind(TokenizerSource("marked", str(marked))), *turns, *turns[:4])) == 22
