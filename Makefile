@@ -5,6 +5,12 @@ PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(s
 VENV := .venv
 PY := $(VENV)/bin/python
 MODEL := var/models/smollm2-135m-instruct
+TINY_MODEL := var/models/tiny-llama
+# SGLang brings its own world: an environment apart, and an earlier SGLang beside the one in it.
+SGLANG_VENV := .venv-sglang
+SGLANG_PY := $(SGLANG_VENV)/bin/python
+SGLANG_SHIMS := tests/e2e/shims
+SGLANG_PREVIOUS := $(SGLANG_VENV)/sglang-0.5.20
 DISTRIBUTIONS := pyproject.toml clients/python/pyproject.toml clients/sglang/pyproject.toml
 
 # Models come from folders here, never from a hub.
@@ -13,16 +19,17 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUTF8 := 1
 
 # In tests torch shares the cores with what it is tested beside.
-test mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
+test test-sglang mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
 # Tokenizers start a thread for each core, for texts of a line.
 fuzz: export TOKENIZERS_PARALLELISM := false
+test-sglang bench-plugin: export E2E_SGLANG_ENVIRONMENT := $(abspath $(SGLANG_VENV))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format docs bench mutants fuzz conformance clean
+.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin mutants fuzz conformance clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed $(MODEL)/config.json ## make .venv and the test model
 
@@ -31,6 +38,14 @@ demo: setup ## extract a small dataset on this machine, no GPU needed
 
 test: setup ## run the tests; ARGS="-k planner" chooses
 	$(PY) -m pytest -q $(ARGS)
+
+setup-sglang: setup $(SGLANG_VENV)/.installed $(TINY_MODEL)/config.json ## make .venv-sglang, in which the test servers run
+
+# First what the plugin relies on inside of each SGLang, then the servers.
+test-sglang: setup-sglang ## test the plugin against real SGLang servers; ARGS="-k parity" chooses among these
+	SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=$(SGLANG_SHIMS) $(SGLANG_PY) -m pytest -q tests/sglang_env
+	SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=$(SGLANG_SHIMS):$(SGLANG_PREVIOUS) $(SGLANG_PY) -m pytest -q tests/sglang_env
+	$(PY) -m pytest -q --timeout 900 tests/e2e $(ARGS)
 
 lint: $(VENV)/.installed ## style, types, layers
 	$(VENV)/bin/ruff check .
@@ -50,6 +65,9 @@ docs: $(VENV)/.installed ## make the pages that are made from code
 bench: setup ## measure; figures are ratios within one run
 	$(PY) -m tests.bench
 
+bench-plugin: setup-sglang ## measure what the plugin costs a server, and what JSON would
+	$(PY) -m tests.bench.plugin
+
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)
 
@@ -60,7 +78,7 @@ conformance: $(VENV)/.installed ## hold a running service against its OpenAPI do
 	$(PY) -m tests.contract.conformance $(ARGS)
 
 clean: ## remove what the targets made
-	rm -rf $(VENV) var/demo var/models .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) var/demo var/models .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: $(DISTRIBUTIONS) requirements/test.txt requirements/model.txt
@@ -72,3 +90,15 @@ $(VENV)/.installed: $(DISTRIBUTIONS) requirements/test.txt requirements/model.tx
 
 $(MODEL)/config.json: | $(VENV)/.installed
 	TQDM_DISABLE=1 $(PY) tools/fetch_model.py $(MODEL)
+
+# With the tests' torch, and without what SGLang's own requirements would bring of CUDA.
+$(SGLANG_VENV)/.installed: $(VENV)/.installed requirements/sglang.txt requirements/sglang-previous.txt
+	test -x $(SGLANG_PY) || $(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_PY) -m pip install -q $$(grep '^torch==' requirements/test.txt)
+	$(SGLANG_PY) -m pip install -q --no-deps -r requirements/sglang.txt -e clients/sglang
+	rm -rf $(SGLANG_PREVIOUS)
+	$(SGLANG_PY) -m pip install -q --no-deps --target $(SGLANG_PREVIOUS) -r requirements/sglang-previous.txt
+	touch $@
+
+$(TINY_MODEL)/config.json: | $(VENV)/.installed
+	$(PY) tools/fetch_model.py --tiny $(TINY_MODEL)

@@ -1,5 +1,14 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import core_evidence, core_machines, edges, layers, runtime, security
+from tests.mutants import core_evidence, core_machines, doctor, edges, layers, plugin, runtime, security
 
-CATALOGUE = (*core_evidence.MUTANTS, *core_machines.MUTANTS, *edges.MUTANTS, *layers.MUTANTS, *runtime.MUTANTS, *security.MUTANTS)
+CATALOGUE = (
+    *core_evidence.MUTANTS,
+    *core_machines.MUTANTS,
+    *doctor.MUTANTS,
+    *edges.MUTANTS,
+    *layers.MUTANTS,
+    *plugin.MUTANTS,
+    *runtime.MUTANTS,
+    *security.MUTANTS,
+)

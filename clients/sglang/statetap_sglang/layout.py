@@ -1,0 +1,63 @@
+"""How one sample's tensors of one pass lie in the ring: the dump's tensors, each at the alignment of a cache line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from statetap_sglang.format import (
+    AUX_HIDDEN_STATES,
+    ITEM_BYTES,
+    LAST_HIDDEN_STATES,
+    LAST_HIDDEN_STATES_PRENORM,
+    MODEL_DTYPES,
+    ROW_CHECKSUMS,
+    TOKEN_IDS,
+)
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One tensor: safetensors' dtype, shape, and where it starts in the span."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureLayout:
+    """What a tap captures of each row: `aux_layers` layers and the final states, `hidden_size` wide, in the model's dtype."""
+
+    aux_layers: int
+    final: str
+    hidden_size: int
+    dtype: str
+
+    def places(self, rows: int) -> dict[str, Place]:
+        """Where the tensors of `rows` rows lie, by name, in the order of their offsets."""
+        width, dtype = self.hidden_size, MODEL_DTYPES[self.dtype]
+        wanted: dict[str, tuple[str, tuple[int, ...]]] = {TOKEN_IDS: ("I32", (rows,))}
+        if self.aux_layers:
+            wanted[AUX_HIDDEN_STATES] = (dtype, (rows, self.aux_layers, width))
+        if self.final in ("post_norm", "both"):
+            wanted[LAST_HIDDEN_STATES] = (dtype, (rows, width))
+        if self.final in ("pre_norm", "both"):
+            wanted[LAST_HIDDEN_STATES_PRENORM] = (dtype, (rows, width))
+        wanted[ROW_CHECKSUMS] = ("I64", (rows,))
+        places = {}
+        offset = 0
+        for name, (kind, shape) in wanted.items():
+            places[name] = Place(kind, shape, offset)
+            offset += -(-places[name].nbytes // _ALIGNMENT) * _ALIGNMENT
+        return places
+
+    def span_bytes(self, rows: int) -> int:
+        """What `rows` rows take in the ring."""
+        return sum(-(-place.nbytes // _ALIGNMENT) * _ALIGNMENT for place in self.places(rows).values())
