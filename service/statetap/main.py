@@ -137,7 +137,7 @@ def wire(settings: Settings) -> Wired:
         reserve_bytes=settings.runtime.disk_reserve_bytes,
         version=__version__,
     )
-    service = Service(owner, ledger, pool, course, DiskWatch(states, course, store, ports))
+    service = Service(owner, ledger, ports.answers, pool, course, DiskWatch(states, course, store, ports))
     app = build_app(
         Services(
             jobs=JobDesk(states, admission, course, pool, ledger, log),

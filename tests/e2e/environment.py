@@ -45,5 +45,7 @@ def server_variables(version: str, cores: str) -> dict[str, str]:
         "SGLANG_CPU_OMP_THREADS_BIND": cores,
         "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(files - MODEL_FILES)),
         "OMP_NUM_THREADS": "1",
+        # Threads that wait for each other sleep: others need the cores.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
     }

@@ -28,10 +28,16 @@ UNIT = {"rows_per_shard": 1024}
 
 
 def conversations() -> list[dict[str, object]]:
-    """The shortest of the demo's conversations, in the demo's order."""
-    lines = (resources.files("statetap.commands") / "demo_data" / "conversations.ndjson").read_text(encoding="utf-8").splitlines()
-    longest = sorted(map(len, lines))[CONVERSATIONS - 1]
-    return [json.loads(line) for line in lines if len(line) <= longest][:CONVERSATIONS]
+    """The first exchange of the demo's conversations, the shortest of them, in the demo's order: Hugging Face runs each again."""
+    source = resources.files("statetap.commands") / "demo_data" / "conversations.ndjson"
+    found = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
+    for conversation in found:
+        form, speaker = ("messages", "role") if "messages" in conversation else ("conversations", "from")
+        speakers = [turn[speaker] for turn in conversation[form]]
+        answer = min(speakers.index(name) for name in ("assistant", "gpt") if name in speakers)
+        conversation[form] = conversation[form][: answer + 1]
+    longest = sorted(len(json.dumps(conversation)) for conversation in found)[CONVERSATIONS - 1]
+    return [conversation for conversation in found if len(json.dumps(conversation)) <= longest][:CONVERSATIONS]
 
 
 @pytest.fixture

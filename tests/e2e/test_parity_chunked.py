@@ -19,8 +19,9 @@ from tests.e2e.traffic import ForeignTraffic
 
 CHUNK = 64
 FLAGS = ("--chunked-prefill-size", str(CHUNK), "--enable-mixed-chunk", "--max-total-tokens", "2048")
-# SGLang's own switch for tests: at every seventh pass a request is taken back, as when there is no room for keys and values.
-RETRACTION = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+# SGLang's own switch for tests: at every third pass a request is taken back, as when there is no room for keys and values.
+RETRACTION = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+RETRACTION_TURNS = 6
 MIXED = re.compile(r"Prefill batch.*#running-req: [1-9]")
 
 
@@ -41,7 +42,7 @@ def server(request: pytest.FixtureRequest, servers: dict[str, SglangServer]) -> 
     with ForeignTraffic(server):
         yield server
     server.check_alive()
-    server.stop()
+    server.kill()
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 4])
@@ -89,14 +90,19 @@ def test_prefill_runs_mixed_with_decode(server: SglangServer) -> None:
 
 
 def test_a_request_that_is_taken_back_and_runs_again(server: SglangServer) -> None:
+    """SGLang takes back who has been answered least, so a stranger wherever there is one: asked until it was one of ours."""
     samples = prompts(server.model, [70, 90, 20], seed=15)
-    answers = server.generate(samples, [f"retracted-{index}" for index in range(len(samples))], max_new_tokens=30)
-    captures = [captures_of(prompt, take_dumps(server, a)) for prompt, a in zip(samples, answers, strict=True)]
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers), "nothing was taken back"
-    for prompt, found in zip(samples, captures, strict=True):
-        assert found
-        for capture in found:
-            assert_equal_states(server.model, prompt, capture)
+    for turn in range(RETRACTION_TURNS):
+        rids = [f"retracted-{turn}-{index}" for index in range(len(samples))]
+        answers = server.generate(samples, rids, max_new_tokens=24)
+        for prompt, answer in zip(samples, answers, strict=True):
+            found = captures_of(prompt, take_dumps(server, answer))
+            assert found
+            for capture in found:
+                assert_equal_states(server.model, prompt, capture)
+        if any(answer["meta_info"]["num_retractions"] for answer in answers):
+            return
+    pytest.fail(f"in {RETRACTION_TURNS} turns nothing was taken back")
 
 
 def test_the_service_refuses_what_the_cache_cut_and_asks_again(server: SglangServer, tmp_path: Path) -> None:

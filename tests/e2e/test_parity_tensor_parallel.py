@@ -32,7 +32,7 @@ def server(request: pytest.FixtureRequest, servers: dict[str, SglangServer]) -> 
     with ForeignTraffic(server):
         yield server
     server.check_alive()
-    server.stop()
+    server.kill()
 
 
 def test_one_rank_alone_has_a_tap(server: SglangServer) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -89,6 +89,9 @@ class MemoryAnswers:
     def forget(self, job: str, unit: int) -> None:
         self._require_whole()
         self.kept.pop((job, unit), None)
+
+    def keep_only(self, units: Collection[tuple[str, int]]) -> None:
+        self.kept = {unit: answers for unit, answers in self.kept.items() if unit in units}
 
     def _require_whole(self) -> None:
         if self.broken is not None:
@@ -282,7 +285,7 @@ class World:
         )
         self.desk = JobDesk(self.states, self.admission, self.course, self.pool, self.ledger, log)
         disk = DiskWatch(self.states, self.course, self.store, ports)
-        self.service = Service(owner, self.ledger, self.pool, self.course, disk)
+        self.service = Service(owner, self.ledger, self.answers, self.pool, self.course, disk)
         await self.service.start(self.configured)
         self.running = True
 

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant, tests
 PACKAGE = "clients/sglang/statetap_sglang"
 UNIT = "tests/unit/statetap_sglang"
 HOOKS = tests(f"{UNIT}/test_sglang_plugin.py")
+FAILURES = tests(f"{UNIT}/test_sglang_plugin_failures.py")
 
 MUTANTS = (
     Mutant(
@@ -103,7 +104,7 @@ MUTANTS = (
         file=f"{PACKAGE}/sglang_plugin.py",
         old='            log.exception("%s failed", hook.__name__)\n',
         new="            raise\n",
-        catcher=HOOKS,
+        catcher=FAILURES,
         breaks="a failed capture never brings the server down (rtp-llm#1312)",
     ),
     Mutant(
@@ -111,7 +112,7 @@ MUTANTS = (
         file=f"{PACKAGE}/state_tap.py",
         old="            self._background.lose(sample.rows.request.rid, current.failure or reason, sample.number)\n",
         new="",
-        catcher=HOOKS,
+        catcher=FAILURES,
         breaks="a lost capture leaves a reason: never silence (contract §2)",
     ),
     Mutant(

@@ -16,10 +16,10 @@ from pathlib import Path
 from time import monotonic_ns
 from typing import Any
 
-from sglang.srt.arg_groups.overrides import resolution_result  # type: ignore[import-not-found]
-from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # type: ignore[import-not-found]
-from sglang.srt.runtime_context import get_parallel  # type: ignore[import-not-found]
-from sglang.version import __version__ as sglang_version  # type: ignore[import-not-found]
+from sglang.srt.arg_groups.overrides import resolution_result
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_parallel
+from sglang.version import __version__ as sglang_version
 
 from statetap_sglang.configuration import ConfigurationRefused, ServerFacts
 from statetap_sglang.extend_pass import ExtendPass, RequestRows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,3 +25,7 @@ class AnswerJournal(Protocol):
     def recall(self, job: str, unit: int) -> list[RecordedAnswer]: ...
 
     def forget(self, job: str, unit: int) -> None: ...
+
+    def keep_only(self, units: Collection[tuple[str, int]]) -> None:
+        """Forget the answers of all other units, given as (job, unit)."""
+        ...

@@ -30,7 +30,7 @@ STEPS: dict[str, tuple[str, str | None]] = {
     "SnapshotRing.reserve": ("statetap_sglang.snapshot", None),
     "SnapshotRing.send": ("statetap_sglang.snapshot", None),
     "SampleSnapshot.add_checksums": ("statetap_sglang.snapshot", None),
-    "SampleSnapshot.views": ("statetap_sglang.snapshot", None),
+    "host_views": ("statetap_sglang.state_tap", None),
     "DumpPublisher.reserve": ("statetap_sglang.publisher", None),
     "DumpPublisher.publish": ("statetap_sglang.publisher", None),
 }

@@ -43,6 +43,16 @@ async def test_after_a_kill_what_was_captured_is_not_asked_for_again():
     await world.stop()
 
 
+async def test_answers_that_a_kill_left_after_a_commit_are_forgotten():
+    world, _, job = await half_done(2, 3, 2)
+    await world.kill()
+    world.answers.kept["committed", 0] = list(world.answers.kept[job, 0])
+    await world.start()
+    assert world.answers.kept == {}
+    assert len(world.logged(events.CAPTURE_ADOPTED)) == 2
+    await world.stop()
+
+
 async def test_a_recalled_answer_without_its_dump_is_asked_for_again():
     world, worker, job = await half_done(2, 3, 2)
     await world.kill()

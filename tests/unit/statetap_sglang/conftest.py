@@ -1,4 +1,4 @@
-"""Places for dumps: a tmpfs directory and one on disk."""
+"""Places for dumps (a tmpfs directory and one on disk), and stub servers with the plugin."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.fakes.served_plugin import Serve, Served
+from tests.fakes.sglang_stub import StubModel, stubbed_sglang
 
 
 @pytest.fixture
@@ -21,3 +25,21 @@ def shm() -> Iterator[Path]:
 def root(request: pytest.FixtureRequest, shm: Path, tmp_path: Path) -> Path:
     """A dump root that does not exist yet."""
     return (shm if request.param == "tmpfs" else tmp_path) / "dumps"
+
+
+@pytest.fixture
+def serve(shm: Path) -> Iterator[Serve]:
+    opened: list[Served] = []
+    with stubbed_sglang() as module:
+
+        def serve(model: StubModel | None = None, *, arguments: dict[str, Any] | None = None, **variables: str) -> Served:
+            environment = {"DIR": str(shm / "dumps"), "WORKER": "w", "BOOT_ID": "boot", "BUDGET_BYTES": "16M"} | variables
+            module.register_hooks({f"STATETAP_PLUGIN_{name}": value for name, value in environment.items()})
+            opened.append(Served(module, shm / "dumps", model, arguments or {}))
+            return opened[-1]
+
+        yield serve
+        for served in opened:
+            if served.plugin.open is not None:
+                assert served.plugin.open.tap._ring.held == 0
+                served.plugin.open.close()

@@ -6,6 +6,7 @@ shared memory, are gone as well.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,6 +41,12 @@ class FileAnswerJournal:
 
     def forget(self, job: str, unit: int) -> None:
         self._path(job, unit).unlink(missing_ok=True)
+
+    def keep_only(self, units: Collection[tuple[str, int]]) -> None:
+        kept = {self._path(job, unit) for job, unit in units}
+        for journal in self._folder.glob("*.ndjson"):
+            if journal not in kept:
+                journal.unlink(missing_ok=True)
 
     def _path(self, job: str, unit: int) -> Path:
         return self._folder / f"{job}-{unit}.ndjson"

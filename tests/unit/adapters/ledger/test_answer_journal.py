@@ -45,3 +45,11 @@ def test_a_torn_last_line_does_not_count(journal, tmp_path):
 
 def test_the_folder_is_nobody_elses(journal, tmp_path):
     assert (tmp_path / "answers").stat().st_mode & 0o777 == 0o700
+
+
+def test_only_the_answers_of_open_units_are_kept(journal, tmp_path):
+    for job, unit in (("j", 3), ("j", 4), ("k", 3)):
+        journal.record(job, unit, FIRST)
+    journal.keep_only([("j", 3), ("gone", 1)])
+    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["j-3.ndjson"]
+    assert journal.recall("j", 3) == [FIRST]
