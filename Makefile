@@ -19,12 +19,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUTF8 := 1
 
 # In tests torch shares the cores with what it is tested beside.
-test test-sglang mutants: export OMP_NUM_THREADS ?= 1
+test test-sglang mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
+# Tokenizers start a thread for each core, for texts of a line.
+fuzz: export TOKENIZERS_PARALLELISM := false
 test-sglang bench-plugin: export E2E_SGLANG_ENVIRONMENT := $(abspath $(SGLANG_VENV))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin mutants clean
+.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin mutants fuzz conformance clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +70,12 @@ bench-plugin: setup-sglang ## measure what the plugin costs a server, and what J
 
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)
+
+fuzz: $(VENV)/.installed ## send broken input to every parser; ARGS="--inputs 1000000" chooses
+	$(PY) -m tests.fuzz $(ARGS)
+
+conformance: $(VENV)/.installed ## hold a running service against its OpenAPI document; ARGS=500 chooses the examples
+	$(PY) -m tests.contract.conformance $(ARGS)
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) $(SGLANG_VENV) var/demo var/models .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -30,7 +30,9 @@ from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.adapters.system_clock import SystemClock
-from statetap.api.app import SERVER_OPTIONS, build_app
+from statetap.api.app import build_app
+from statetap.api.gate import Gate
+from statetap.api.server import ApiRunner
 from statetap.api.services import Limits, Services
 from statetap.api.translate import worker_record
 from statetap.core.records import WorkerRecord
@@ -51,6 +53,7 @@ from statetap.telemetry import events, logs
 from statetap.telemetry.metrics import Metrics
 
 SHUTDOWN_SECONDS = 5.0
+LEDGER_FILE = "ledger.db"
 _DUMPS: TypeAdapter[Dumps] = TypeAdapter(Dumps)
 
 
@@ -82,12 +85,21 @@ def lock_data_dir(data_dir: Path) -> int:
     return descriptor
 
 
+def make_private(ledger: Path) -> None:
+    """See that nobody else reads SQLite's file: it holds the keys of workers. Its log gets the same mode from SQLite itself."""
+    descriptor = os.open(ledger, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
 def wire(settings: Settings) -> Wired:
     """Make every part of the service. Starts nothing."""
     log = structlog.get_logger()
     clock = SystemClock()
     metrics = Metrics()
-    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / 'ledger.db'}")
+    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / LEDGER_FILE}")
     store = ZarrStore()
     writer = LocalShardWriter(parallel=settings.runtime.writer_threads)
     inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)
@@ -136,6 +148,7 @@ def wire(settings: Settings) -> Wired:
             render_metrics=lambda: _render(metrics, states),
             log=log,
             limits=Limits(dataset_bytes=settings.limits.dataset_body_bytes),
+            gate=Gate(settings.keys, settings.server.trusted_hosts),
         )
     )
     return Wired(app, service, ledger, datasets, writer, inspector)
@@ -148,6 +161,8 @@ def locate_store(place: str, settings: Settings) -> str:
         raise Refused(RefusalKind.INVALID, f"{place!r} is not a path below a store root", field="store")
     try:
         resolved = (roots[0] / place).resolve()
+        # Looked for in the store itself too: a name that the file system cannot have fails here, not in mid-job.
+        marked = [folder for folder in (resolved, *resolved.parents) if (folder / "zarr.json").exists()]
     except (OSError, ValueError, RuntimeError) as error:
         raise Refused(RefusalKind.INVALID, f"{place!r} cannot be a path: {error}", field="store") from error
     if not any(resolved != root and resolved.is_relative_to(root) for root in roots):
@@ -157,7 +172,7 @@ def locate_store(place: str, settings: Settings) -> str:
             f"{resolved} is not below a store root; the configured ones (store_roots) are {below}",
             field="store",
         )
-    if (outer := next((parent for parent in resolved.parents if (parent / "zarr.json").exists()), None)) is not None:
+    if (outer := next((folder for folder in marked if folder != resolved), None)) is not None:
         raise Refused(RefusalKind.INVALID, f"{resolved} lies inside the store {outer}; put it beside it", field="store")
     return str(resolved)
 
@@ -167,7 +182,7 @@ def _connect(record: WorkerRecord, settings: Settings, clock: Clock) -> WorkerPo
     dumps = _DUMPS.validate_python(record.dumps)
     source = dump_source(record.name, dumps, settings.runtime, clock)
     quiet_period_seconds = dumps.quiet_period_seconds if isinstance(dumps, PlainDumps) else 0.0
-    return WorkerPorts(SglangClient(record.url), source, quiet_period_seconds, record.requests_per_second)
+    return WorkerPorts(SglangClient(record.url, api_key=record.api_key), source, quiet_period_seconds, record.requests_per_second)
 
 
 def dump_source(name: str, dumps: PluginDumps | PlainDumps, runtime: Runtime, clock: Clock) -> DumpSource:
@@ -235,9 +250,10 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
     lock = lock_data_dir(settings.data_dir)
     wired = wire(settings)
     log = structlog.get_logger()
-    runner = web.AppRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS, **SERVER_OPTIONS)
+    runner = ApiRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS)
     stopping = _stop_on_signals()
     try:
+        make_private(settings.data_dir / LEDGER_FILE)
         await wired.ledger.open()
         await wired.service.start([worker_record(request) for request in settings.workers])
         await runner.setup()

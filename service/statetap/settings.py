@@ -6,25 +6,39 @@ A key that no setting has is an error, wherever it stands. Nothing here is read 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as UnreadableVariable
-from statetap_client.schemas import WorkerRequest
+from statetap_client.schemas import Name, WorkerRequest
 
 PREFIX = "STATETAP_"
 DEFAULT_FILE = Path("statetap.toml")
 CONFIG_VARIABLE = "STATETAP_CONFIG"
+KEY_PREFIX = "statetap_"
+KEY_PATTERN: Final = re.compile(KEY_PREFIX + r"[A-Za-z0-9_-]{43}", re.ASCII)
+"""A caller's key: 256 random bits in base64url. The prefix lets those who search for leaked secrets know it."""
+
 # Variables that share the prefix and are somebody else's: the plugin's, the client's, and the one that names the file.
 FOREIGN_PREFIXES = ("STATETAP_PLUGIN_",)
-FOREIGN_VARIABLES = frozenset({CONFIG_VARIABLE, "STATETAP_URL"})
+FOREIGN_VARIABLES = frozenset({CONFIG_VARIABLE, "STATETAP_URL", "STATETAP_API_KEY", "STATETAP_API_KEY_FILE"})
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 Seconds = Annotated[float, Field(gt=0)]
@@ -38,28 +52,26 @@ class SettingsError(Exception):
 class Section(BaseModel):
     """A table of the settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Server(Section):
-    """Where the HTTP API listens. Only loopback is allowed while callers bring no keys."""
+    """Where the HTTP API listens. Only loopback is allowed while no keys are configured; then it answers to names of this machine
+
+    alone, and to `trusted_hosts`, the names under which a proxy on this machine makes it known.
+    """
 
     host: str = "127.0.0.1"
     port: int = Field(default=8420, ge=0, le=65535)
+    trusted_hosts: tuple[str, ...] = ()
 
-    @field_validator("host")
-    @classmethod
-    def _loopback(cls, host: str) -> str:
-        try:
-            loopback = host == "localhost" or ip_address(host).is_loopback
-        except ValueError:
-            loopback = False
-        if not loopback:
-            raise ValueError(
-                f"{host!r} can be reached from outside, and without configured keys the service binds to loopback only; "
-                "use 127.0.0.1 or ::1, and a proxy that authenticates callers in front of it"
-            )
-        return host
+
+class ApiKey(Section):
+    """A key that callers may bring, by the SHA-256 of its text; `statetap key` makes one. `name` is for people."""
+
+    name: Name
+    scope: Literal["read-only", "admin"]
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Limits(Section):
@@ -100,6 +112,17 @@ class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+Named = ApiKey | WorkerRequest
+
+
+class Conflict(ValueError):
+    """Values that are fine alone and cannot be together; `key` is the one to change."""
+
+    def __init__(self, key: tuple[str, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.key = key
+
+
 class Settings(BaseSettings):
     """All settings. Made by `Sources.settings`, so that errors name the place where a value was set.
 
@@ -117,6 +140,7 @@ class Settings(BaseSettings):
     model: str | None = None
     trust_remote_code: tuple[str, ...] = ()
     server: Server = Server()
+    keys: tuple[ApiKey, ...] = ()
     limits: Limits = Limits()
     runtime: Runtime = Runtime()
     log: Log = Log()
@@ -127,14 +151,24 @@ class Settings(BaseSettings):
     def _below_data_dir(cls, roots: tuple[Path, ...], info: ValidationInfo) -> tuple[Path, ...]:
         return roots or tuple(info.data[name] / "stores" for name in ("data_dir",) if name in info.data)
 
-    @field_validator("workers")
+    @field_validator("workers", "keys")
     @classmethod
-    def _distinct(cls, workers: tuple[WorkerRequest, ...]) -> tuple[WorkerRequest, ...]:
-        names = [worker.name for worker in workers]
+    def _distinct(cls, named: tuple[Named, ...]) -> tuple[Named, ...]:
+        names = [item.name for item in named]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError(f"{', '.join(repeated)}: configured more than once; give every worker a name of its own")
-        return workers
+            raise ValueError(f"{', '.join(repeated)}: configured more than once; give each a name of its own")
+        return named
+
+    @model_validator(mode="after")
+    def _loopback_without_keys(self) -> Self:
+        if not self.keys and not _is_loopback(self.server.host):
+            raise Conflict(
+                ("server", "host"),
+                f"{self.server.host!r} can be reached from outside, and without configured keys the service binds to loopback "
+                "only; use 127.0.0.1 or ::1, or make a key with `statetap key`",
+            )
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,23 +257,31 @@ class Sources:
         return str(self.file) if _holds(self.document, key) else "default"
 
     def _fault(self, detail: Mapping[str, Any]) -> str:
-        key = _without_tags(detail["loc"])
+        error = detail.get("ctx", {}).get("error")
+        key = error.key if isinstance(error, Conflict) else _without_tags(detail["loc"])
         if detail["type"] == "extra_forbidden":
             return self._unknown(key)
-        reason = str(detail.get("ctx", {}).get("error", detail["msg"]))
+        reason = str(error or detail["msg"])
         origin = self.origin(key[:-1] if detail["type"] == "missing" else key)
         return f"{origin}: {_dotted(key)}: {reason}"
 
     def _unknown(self, key: tuple[str | int, ...]) -> str:
         nearest = _nearest(tuple(part for part in key if isinstance(part, str)))
         # What stands in a list of tables has no variable of its own.
-        variable = "" if nearest[0] == "workers" else f" (variable {_variable(nearest)})"
+        variable = "" if nearest[0] in ("workers", "keys") else f" (variable {_variable(nearest)})"
         return f"{self.origin(key)}: unknown key {_dotted(key)}; the nearest known one is {'.'.join(nearest)}{variable}"
 
 
 def load_settings(config: Path | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
     """The settings in force: see `Sources.read` and `Sources.settings`."""
     return Sources.read(config, flags).settings()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _variable(names: Sequence[str]) -> str:

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 import structlog
 from aiohttp import web
-from statetap.api.app import SERVER_OPTIONS, build_app
+from statetap.api.app import build_app
+from statetap.api.gate import Gate
+from statetap.api.server import ApiRunner
 from statetap.api.services import Limits, Services
 from structlog.testing import LogCapture
 
@@ -23,13 +25,14 @@ T = TypeVar("T")
 class FakeService:
     """The fakes behind one API, and what it logged."""
 
-    def __init__(self, root: Path, limits: Limits = Limits()) -> None:  # noqa: B008 - frozen
+    def __init__(self, root: Path, limits: Limits = Limits(), gate: Gate = Gate()) -> None:  # noqa: B008 - both never change
         self.ledger = MemoryLedger()
         self.jobs = FakeJobs(self.ledger)
         self.workers = FakeWorkers()
         self.datasets = FakeDatasets(self.ledger, root)
         self.readiness = (True, "")
         self.limits = limits
+        self.gate = gate
         self._capture = LogCapture()
 
     @property
@@ -50,6 +53,7 @@ class FakeService:
                 render_metrics=lambda: b"statetap_up 1\n",
                 log=log,
                 limits=self.limits,
+                gate=self.gate,
             )
         )
 
@@ -57,7 +61,7 @@ class FakeService:
 @asynccontextmanager
 async def serving(service: FakeService, port: int = 0) -> AsyncIterator[str]:
     """The service's URL, as long as it is served."""
-    runner = web.AppRunner(service.app(), **SERVER_OPTIONS)
+    runner = ApiRunner(service.app())
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()

@@ -1,6 +1,6 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import core_evidence, core_machines, doctor, edges, layers, plugin, runtime
+from tests.mutants import core_evidence, core_machines, doctor, edges, layers, plugin, runtime, security
 
 CATALOGUE = (
     *core_evidence.MUTANTS,
@@ -10,4 +10,5 @@ CATALOGUE = (
     *layers.MUTANTS,
     *plugin.MUTANTS,
     *runtime.MUTANTS,
+    *security.MUTANTS,
 )

@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         name="client-imports-service",
         file="clients/python/statetap_client/schemas.py",
-        old="from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator\n",
-        new="import statetap.core\nfrom pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator\n",
+        old="from urllib.parse import urlsplit\n",
+        new="from urllib.parse import urlsplit\n\nimport statetap.core\n",
         catcher=LINT_IMPORTS,
         breaks="the client distributions never import the service",
     ),

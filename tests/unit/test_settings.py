@@ -19,6 +19,12 @@ name = "gpu0"
 url = "http://127.0.0.1:30000"
 dumps = { kind = "plugin", dir = "/dev/shm/statetap" }
 """
+KEY = f"""
+[[keys]]
+name = "ops"
+scope = "admin"
+sha256 = "{"0a" * 32}"
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +106,8 @@ def test_variables_of_the_plugin_and_the_client_are_ignored(monkeypatch):
     monkeypatch.setenv("STATETAP_PLUGIN_DIR", "/dev/shm/x")
     monkeypatch.setenv("STATETAP_PLUGIN_SERVER__PROT", "1")
     monkeypatch.setenv("STATETAP_URL", "http://127.0.0.1:8420")
+    monkeypatch.setenv("STATETAP_API_KEY", "statetap_x")
+    monkeypatch.setenv("STATETAP_API_KEY_FILE", "/key")
     monkeypatch.setenv("STATETAP_MODEL", "")
     assert load_settings().model is None
 
@@ -147,7 +155,10 @@ def test_every_known_key_is_taken_for_known():
         ("[server]\nport = 65536", "server.port: Input should be less than or equal to 65535"),
         ("[runtime]\nlease_seconds = 0", "runtime.lease_seconds: Input should be greater than 0"),
         ('[log]\nlevel = "loud"', "log.level: Input should be 'debug', 'info', 'warning' or 'error'"),
-        (WORKER + WORKER, "workers: gpu0: configured more than once; give every worker a name of its own"),
+        (KEY + KEY, "keys: ops: configured more than once; give each a name of its own"),
+        (KEY.replace("admin", "root"), "keys[0].scope: Input should be 'read-only' or 'admin'"),
+        (KEY.replace("0a" * 32, "statetap_secret"), "keys[0].sha256: String should match pattern '^[0-9a-f]{64}$'"),
+        (WORKER + WORKER, "workers: gpu0: configured more than once; give each a name of its own"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_its_key(text, reason, write):
@@ -159,7 +170,13 @@ def test_a_value_that_does_not_fit_is_refused_by_its_key(text, reason, write):
 def test_without_keys_only_loopback_is_allowed(host):
     told = refusal(flags={"server.host": host})
     assert told.startswith(f"a flag: server.host: '{host}' can be reached from outside, and without configured keys")
-    assert "use 127.0.0.1 or ::1" in told
+    assert told.endswith("use 127.0.0.1 or ::1, or make a key with `statetap key`")
+
+
+def test_with_a_key_it_may_be_reached_from_outside(write):
+    settings = load_settings(write(KEY), {"server.host": "0.0.0.0"})
+    assert settings.server.host == "0.0.0.0"
+    assert (settings.keys[0].name, settings.keys[0].scope) == ("ops", "admin")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
@@ -223,11 +240,31 @@ def test_config_prints_json(run, write):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_config_masks_the_password_in_a_workers_url(arguments, run, write):
-    write(WORKER.replace("http://", "http://me:hunter2@"))
+def test_config_masks_a_workers_key(arguments, run, write):
+    write(WORKER + 'api_key = "hunter2"\n')
+    assert load_settings().workers[0].api_key.get_secret_value() == "hunter2"
     printed = run(*arguments).stdout
     assert "hunter2" not in printed
-    assert "http://me:**********@127.0.0.1:30000" in printed
+    assert '"**********"' in printed
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("url", "http://me:hunter2@127.0.0.1:30000"),
+        ("url", "http://me:hunter2"),
+        ("api_key", "hunter2 "),
+        ("api_key", "hunter2\\n"),
+    ],
+)
+def test_a_refusal_of_a_secret_does_not_tell_it(key, value, run, write):
+    text = WORKER.replace("http://127.0.0.1:30000", value) if key == "url" else WORKER + f'api_key = "{value}"\n'
+    write(text)
+    told = refusal()
+    assert told.startswith(f"statetap.toml: workers[0].{key}: must ")
+    ended = run()
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "hunter2" not in told + ended.stderr
 
 
 def test_config_says_what_is_wrong_and_ends_with_2(run, write):

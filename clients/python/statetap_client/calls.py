@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from statetap_client.errors import ServiceUnreachable, StatetapError
 from statetap_client.schemas import (
+    REVEALED,
     Dataset,
     DatasetFromPath,
     Health,
@@ -186,7 +187,7 @@ def health() -> Call[Health]:
 
 
 def _json(request: Request) -> dict[str, Any]:
-    return {"body": request.model_dump_json().encode(), "headers": {"Content-Type": "application/json"}}
+    return {"body": request.model_dump_json(context=REVEALED).encode(), "headers": {"Content-Type": "application/json"}}
 
 
 def _nothing(content: bytes) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from statetap_client.calls import SampleStatusName, Verb
-from statetap_client.options import DEFAULT_URL, AsJson, JobId, Url
+from statetap_client.options import DEFAULT_URL, AsJson, JobId, KeyFile, Url, connect
 from statetap_client.output import duration, print_job, print_json, print_json_line, print_table, sample_counts
 from statetap_client.progress import shown_progress
 from statetap_client.schemas import Job
@@ -23,10 +24,11 @@ def jobs(
     job_id: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Show this job.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="List as many, newest first.")] = LISTED,
     url: Url = DEFAULT_URL,
+    api_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """List the jobs, or show one."""
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         if job_id is not None:
             show(client.job(job_id), as_json=as_json)
             return
@@ -41,10 +43,11 @@ def watch(
     job_id: JobId,
     events: Annotated[bool, typer.Option("--events", help="Print the job's event log, a JSON line each, and follow it.")] = False,
     url: Url = DEFAULT_URL,
+    api_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Watch a job until it ends. Exits 1 if it failed, was cancelled, or has failed samples."""
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         client.job(job_id)  # That there is no such job, or no service, is told at once; later it may restart.
         if events:
             for event in client.events(job_id):
@@ -55,34 +58,35 @@ def watch(
     conclude(job)
 
 
-def pause(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def pause(job_id: JobId, url: Url = DEFAULT_URL, api_key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Pause a job: units in work end, no further one starts."""
-    _steer(job_id, "pause", url, as_json=as_json)
+    _steer(job_id, "pause", url, api_key_file, as_json=as_json)
 
 
-def resume(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def resume(job_id: JobId, url: Url = DEFAULT_URL, api_key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Resume a paused job."""
-    _steer(job_id, "resume", url, as_json=as_json)
+    _steer(job_id, "resume", url, api_key_file, as_json=as_json)
 
 
-def cancel(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def cancel(job_id: JobId, url: Url = DEFAULT_URL, api_key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Cancel a job; what is stored stays."""
-    _steer(job_id, "cancel", url, as_json=as_json)
+    _steer(job_id, "cancel", url, api_key_file, as_json=as_json)
 
 
-def retry(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def retry(job_id: JobId, url: Url = DEFAULT_URL, api_key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Try a job's failed samples again."""
-    _steer(job_id, "retry", url, as_json=as_json)
+    _steer(job_id, "retry", url, api_key_file, as_json=as_json)
 
 
 def samples(
     job_id: JobId,
     status: Annotated[SampleStatusName | None, typer.Option(help="Only these.")] = None,
     url: Url = DEFAULT_URL,
+    api_key_file: KeyFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line each.")] = False,
 ) -> None:
     """List what became of a job's samples."""
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         found = client.samples(job_id, status=status)
         if as_json:
             for sample in found:
@@ -114,8 +118,8 @@ def conclude(job: Job) -> None:
     raise typer.Exit(0 if job.state == "completed" and not job.progress.samples.failed else 1)
 
 
-def _steer(job_id: str, verb: Verb, url: str, *, as_json: bool) -> None:
-    with SyncStatetapClient(url) as client:
+def _steer(job_id: str, verb: Verb, url: str, api_key_file: Path | None, *, as_json: bool) -> None:
+    with connect(url, api_key_file) as client:
         job = client.steer(job_id, verb)
     if as_json:
         print_json(job)

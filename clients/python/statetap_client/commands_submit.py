@@ -11,9 +11,8 @@ import typer
 
 from statetap_client.commands_jobs import conclude, show, watched
 from statetap_client.errors import StatetapError
-from statetap_client.options import DEFAULT_URL, AsJson, Url
+from statetap_client.options import DEFAULT_URL, AsJson, KeyFile, Url, connect
 from statetap_client.schemas import Capture, FinalName, JobRequest, PlacementChoice
-from statetap_client.sync import SyncStatetapClient
 
 STANDARD_INPUT = Path("-")
 
@@ -53,6 +52,7 @@ def submit(
     gzip: Annotated[bool, typer.Option(help="Compress what is sent; worth it over a slow network.")] = False,
     wait: Annotated[bool, typer.Option(help="Watch the job until it ends.")] = True,
     url: Url = DEFAULT_URL,
+    api_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a dataset and start a job on it. With --wait it exits 1 if the job failed or has failed samples."""
@@ -62,7 +62,7 @@ def submit(
         raise typer.BadParameter(f"there is no file {dataset_file}", param_hint="DATASET_FILE")
     samples: Path | Iterable[bytes] = sys.stdin.buffer if dataset_file == STANDARD_INPUT else dataset_file
     called = name or (None if dataset_file == STANDARD_INPUT else dataset_file.name.partition(".")[0])
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         dataset = client.create_dataset(samples, name=called, model=model, allow_empty_mask=allow_empty_mask, gzip=gzip)
         typer.echo(f"dataset {dataset.id}: {dataset.samples:,} samples, {dataset.tokens:,} tokens", err=True)
         request = JobRequest(

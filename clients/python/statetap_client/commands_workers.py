@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from statetap_client.options import DEFAULT_URL, AsJson, Url
+from statetap_client.api_key import read_api_key
+from statetap_client.options import DEFAULT_URL, AsJson, KeyFile, Url, connect
 from statetap_client.output import print_json, print_table, size
 from statetap_client.schemas import Worker, WorkerRequest
-from statetap_client.sync import SyncStatetapClient
 
 COLUMNS = ("worker", "state", "url", "model", "requests", "failures", "dumps", "reason")
 WorkerName = Annotated[str, typer.Argument(metavar="NAME", help="The worker's name.")]
@@ -21,11 +21,11 @@ workers = typer.Typer(add_completion=False, help="List the workers; add, remove 
 
 
 @workers.callback(invoke_without_command=True)
-def index(ctx: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def index(ctx: typer.Context, url: Url = DEFAULT_URL, api_key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """List the workers; add, remove or drain one."""
     if ctx.invoked_subcommand is not None:
         return
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         found = client.workers()
     if as_json:
         print_json(found)
@@ -42,7 +42,11 @@ def add(
         Path | None,
         typer.Option(exists=True, dir_okay=False, help='A JSON file that declares the dumps: `{"kind": "plain", …}`.'),
     ] = None,
+    worker_key_file: Annotated[
+        Path | None, typer.Option(help="A file that holds the key that the worker wants, where it was started with one.")
+    ] = None,
     url: Url = DEFAULT_URL,
+    api_key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Add a worker."""
@@ -50,25 +54,32 @@ def add(
         raise typer.BadParameter("name the dumps: either --dumps DIR or --dumps-config FILE")
     declared = {"kind": "plugin", "dir": str(dumps)} if dumps_config is None else _read_json(dumps_config)
     try:
-        request = WorkerRequest.model_validate({"name": name, "url": worker_url, "dumps": declared})
+        request = WorkerRequest.model_validate(
+            {
+                "name": name,
+                "url": worker_url,
+                "dumps": declared,
+                "api_key": None if worker_key_file is None else read_api_key(worker_key_file),
+            }
+        )
     except ValidationError as error:
         places = (f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise typer.BadParameter("; ".join(places)) from None
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         _told(client.add_worker(request), as_json=as_json)
 
 
 @workers.command()
-def remove(name: WorkerName, url: Url = DEFAULT_URL) -> None:
+def remove(name: WorkerName, url: Url = DEFAULT_URL, api_key_file: KeyFile = None) -> None:
     """Remove a worker; what it was asked for is asked of another."""
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         client.remove_worker(name)
 
 
 @workers.command()
-def drain(name: WorkerName, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def drain(name: WorkerName, url: Url = DEFAULT_URL, api_key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Drain a worker: what is in flight ends, nothing further is asked of it."""
-    with SyncStatetapClient(url) as client:
+    with connect(url, api_key_file) as client:
         _told(client.drain_worker(name), as_json=as_json)
 
 

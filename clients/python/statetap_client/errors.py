@@ -34,3 +34,7 @@ class ServiceUnreachable(ClientFailure):
         )
         self.url = url
         self.reason = reason
+
+
+class NoUsableKey(ClientFailure):
+    """The API key cannot be read, or cannot be one. The message does not hold it."""

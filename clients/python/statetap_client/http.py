@@ -12,6 +12,7 @@ import httpx
 from httpx_sse import EventSource
 
 from statetap_client import calls
+from statetap_client.api_key import find_api_key, headers
 from statetap_client.calls import FINAL_STATES, Call, SampleStatusName, Verb
 from statetap_client.errors import ServiceUnreachable
 from statetap_client.following import (
@@ -30,15 +31,16 @@ T = TypeVar("T")
 
 class StatetapClient:
     """Talks to one service; use it as an async context manager. `url` None: STATETAP_URL, else this machine.
+    `api_key` None: STATETAP_API_KEY, else the file that STATETAP_API_KEY_FILE names, else no key.
 
     Every call may raise StatetapError (the service answered with a problem) or ServiceUnreachable. No call is sent twice:
     `events` and `wait`, which only read, put up with a service that restarts.
     """
 
-    def __init__(self, url: str | None = None, *, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, url: str | None = None, *, api_key: str | None = None, timeout_seconds: float = 60.0) -> None:
         self.url = calls.service_url(url)
         self._timeout_seconds = timeout_seconds
-        self._http = httpx.AsyncClient(base_url=self.url, mounts=calls.DIRECT)
+        self._http = httpx.AsyncClient(base_url=self.url, mounts=calls.DIRECT, headers=headers(find_api_key(api_key)))
 
     async def __aenter__(self) -> Self:
         return self

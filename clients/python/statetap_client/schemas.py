@@ -5,11 +5,12 @@ Times are RFC 3339, ids are opaque strings, sizes are bytes, lengths are tokens.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, SerializationInfo, field_serializer, model_validator
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ DtypeName = Literal["bfloat16", "float16", "float32"]
 class Request(BaseModel):
     """A body that the service takes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Answer(BaseModel):
@@ -79,9 +80,9 @@ class Capture(Request):
 
 class PlacementChoice(Request):
     order: Literal["dataset", "permutation"] = "dataset"
-    seed: int = 0
-    rows_per_shard: int | None = Field(default=None, ge=1)
-    rows_per_chunk: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
+    rows_per_shard: int | None = Field(default=None, ge=1, lt=2**31)
+    rows_per_chunk: int | None = Field(default=None, ge=1, lt=2**31)
 
 
 class JobRequest(Request):
@@ -164,18 +165,31 @@ def _absolute(path: str) -> str:
 
 
 def _http_url(url: str) -> str:
+    """What is at fault is not told: the text may hold a password."""
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-    except ValueError as error:
-        raise ValueError(f"must be a URL such as http://127.0.0.1:30000: {error}") from error
+    except ValueError:
+        named = False
     if not named or any(char.isspace() for char in url):
         raise ValueError("must be a URL such as http://127.0.0.1:30000")
+    if "@" in parts.netloc:
+        raise ValueError("must hold no user and password: a URL is shown to whoever may look; a worker's key goes into api_key")
     return url
 
 
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-HttpUrl = Annotated[str, AfterValidator(_http_url)]
+def _header_value(secret: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", secret.get_secret_value()):
+        raise ValueError("must be printable ASCII without spaces")
+    return secret
+
+
+# What validators of our own demand is told as patterns too, as far as patterns go.
+AbsolutePath = Annotated[str, AfterValidator(_absolute), Field(json_schema_extra={"pattern": "^/"})]
+HttpUrl = Annotated[str, AfterValidator(_http_url), Field(json_schema_extra={"pattern": r"^https?://[^/@\s]+(/\S*)?$"})]
+ApiKey = Annotated[SecretStr, AfterValidator(_header_value), Field(json_schema_extra={"pattern": "^[!-~]+$"})]
+REVEALED = {"secrets": "revealed"}
+"""The serialisation context in which secrets are written out; in any other they are masked."""
 
 
 class PluginDumps(Request):
@@ -199,13 +213,13 @@ class PlainDumps(Request):
     final: FinalName
     model_path: str
     model_fingerprint: str = Field(min_length=1)
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
+    num_layers: int = Field(ge=1, lt=2**31)
+    hidden_size: int = Field(ge=1, lt=2**31)
+    vocab_size: int = Field(ge=1, lt=2**31)
     dtype: DtypeName
-    chunked_prefill_size: int | None = Field(default=None, ge=1)
-    context_length: int | None = Field(default=None, ge=1)
-    budget_bytes: int = Field(default=8 << 30, ge=1)
+    chunked_prefill_size: int | None = Field(default=None, ge=1, lt=2**31)
+    context_length: int | None = Field(default=None, ge=1, lt=2**31)
+    budget_bytes: int = Field(default=8 << 30, ge=1, lt=2**63)
     quiet_period_seconds: float = Field(default=0.05, ge=0, description="How long after its dumps a lifecycle closes.")
 
     @model_validator(mode="after")
@@ -231,6 +245,11 @@ class WorkerRequest(Request):
     url: HttpUrl
     dumps: Dumps
     requests_per_second: float | None = Field(default=None, gt=0, description="A rate limit; none by default.")
+    api_key: ApiKey | None = Field(default=None, description="What the worker itself wants as `Authorization: Bearer`.")
+
+    @field_serializer("api_key", when_used="json-unless-none")
+    def _masked(self, key: SecretStr, info: SerializationInfo) -> str:
+        return key.get_secret_value() if info.context == REVEALED else str(key)
 
 
 class Worker(Answer):
@@ -238,6 +257,7 @@ class Worker(Answer):
     url: str
     dumps: Dumps
     requests_per_second: float | None = None
+    has_api_key: bool = Field(default=False, description="Whether the service brings a key when it calls the worker.")
     state: Literal["starting", "ready", "suspect", "draining", "refused", "unreachable"]
     reason: str | None
     in_flight: int = Field(description="0 or 1: exactly one request is in flight per worker.")

@@ -12,6 +12,7 @@ import httpx
 from httpx_sse import EventSource
 
 from statetap_client import calls
+from statetap_client.api_key import find_api_key, headers
 from statetap_client.calls import FINAL_STATES, Call, SampleStatusName, Verb
 from statetap_client.errors import ServiceUnreachable
 from statetap_client.following import (
@@ -31,10 +32,10 @@ T = TypeVar("T")
 class SyncStatetapClient:
     """Talks to one service; use it as a context manager. Its methods are those of `http.StatetapClient`."""
 
-    def __init__(self, url: str | None = None, *, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, url: str | None = None, *, api_key: str | None = None, timeout_seconds: float = 60.0) -> None:
         self.url = calls.service_url(url)
         self._timeout_seconds = timeout_seconds
-        self._http = httpx.Client(base_url=self.url, mounts=calls.DIRECT)
+        self._http = httpx.Client(base_url=self.url, mounts=calls.DIRECT, headers=headers(find_api_key(api_key)))
 
     def __enter__(self) -> Self:
         return self

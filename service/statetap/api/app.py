@@ -1,4 +1,4 @@
-"""The API as an aiohttp application: the routes, the middleware around them, and how a server must run it."""
+"""The API as an aiohttp application: the routes, and the middleware around them. `server` runs it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,6 @@ ROUTES: Final[tuple[Route[Any, Any], ...]] = (
     *workers.ROUTES,
     *system.ROUTES,
 )
-SERVER_OPTIONS: Final[dict[str, Any]] = {"auto_decompress": False, "access_log": None, "lingering_time": 1.0}
-"""For `web.AppRunner(app, **SERVER_OPTIONS)`. Bodies stay as sent: decompressing, and its bounds, belong to who reads them.
-
-A dataset that is refused in mid-upload is not read on for long: a broken connection makes its client look for the answer.
-"""
 
 
 def build_app(services: Services) -> web.Application:

@@ -97,10 +97,13 @@ def _encoding(request: web.Request) -> str:
 
 
 async def _bounded(request: web.Request, limit: int | None) -> AsyncIterator[bytes]:
-    """The body's chunks as sent. The server must not decompress them by itself: `app.SERVER_OPTIONS` sees to it."""
+    """The body's chunks as sent. The server must not decompress them by itself: `server.OPTIONS` sees to it."""
+    too_large = f"the body is larger than the service takes here, {limit} bytes"
+    if limit is not None and (request.content_length or 0) > limit:
+        raise RequestRefused(413, too_large)
     received = 0
     async for chunk in request.content.iter_any():
         received += len(chunk)
         if limit is not None and received > limit:
-            raise RequestRefused(413, f"the body is larger than the service takes here, {limit} bytes")
+            raise RequestRefused(413, too_large)
         yield chunk

@@ -10,6 +10,7 @@ from statetap_client.schemas import Dataset, DatasetFromPath, Page
 
 from statetap.api import translate
 from statetap.api.bodies import NdjsonOrJson, NdjsonStream, NoBody
+from statetap.api.gate import Scope
 from statetap.api.routing import Call, Header, NoQuery, PageQuery, Reply, Route
 from statetap.core.records import DatasetRecord
 from statetap.ports import DatasetRefused
@@ -82,8 +83,9 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         handler=create,
         query=DatasetQuery,
         body=NdjsonOrJson(DatasetFromPath),
-        headers=(Header("Content-Encoding", "`gzip` where the NDJSON is compressed."),),
+        headers=(Header("Content-Encoding", "`gzip` where the NDJSON is compressed.", {"enum": ["identity", "gzip"]}),),
         tag="datasets",
+        scope=Scope.ADMIN,
         status=201,
         answer=Dataset,
         located=True,
@@ -97,6 +99,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=PageQuery,
         body=NoBody(),
         tag="datasets",
+        scope=Scope.READ_ONLY,
         answer=Page[Dataset],
     ),
     Route(
@@ -107,6 +110,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="datasets",
+        scope=Scope.READ_ONLY,
         answer=Dataset,
         problems=(404,),
     ),
@@ -118,6 +122,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="datasets",
+        scope=Scope.ADMIN,
         status=204,
         problems=(404, 409),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -11,7 +11,8 @@ from multidict import MultiMapping
 from structlog.typing import FilteringBoundLogger
 
 from statetap.api.bodies import JSON
-from statetap.api.problems import RequestRefused, problem, problem_of, problem_response
+from statetap.api.gate import CallerRefused
+from statetap.api.problems import NO_HEADERS, RequestRefused, problem, problem_of, problem_response
 from statetap.api.routing import Call, Q, Reply, Route
 from statetap.api.services import Services
 from statetap.telemetry import events
@@ -21,6 +22,13 @@ def endpoint(route: Route[Any, Any], services: Services) -> Callable[[web.Reques
     """The route as aiohttp wants it."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            services.gate.admit(request, route.scope)
+        except CallerRefused as refusal:
+            services.log.warning(
+                events.API_CALLER_REFUSED, method=request.method, path=route.path, status=refusal.status, reason=refusal.detail
+            )
+            raise
         query = parse_query(route.query, request.query)
         body = await route.body.read(request, services.limits)
         reply = await route.handler(Call(services, request, request.match_info, query, body))
@@ -58,10 +66,15 @@ def problem_middleware(log: FilteringBoundLogger) -> Middleware:
             if answer is None:
                 log.exception(events.API_REQUEST_FAILED, method=request.method, path=request.path, status=500, error=repr(error))
                 answer = problem(500, "the service failed to answer this request; its log has the details")
-            allow = error.headers["Allow"] if isinstance(error, web.HTTPMethodNotAllowed) else None
-            return problem_response(answer, allow=allow)
+            return problem_response(answer, _headers_of(error))
 
     return middleware
+
+
+def _headers_of(error: Exception) -> Mapping[str, str]:
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        return {"Allow": error.headers["Allow"]}
+    return error.headers if isinstance(error, RequestRefused) else NO_HEADERS
 
 
 def _left(request: web.Request) -> bool:

@@ -12,6 +12,7 @@ from statetap_client.schemas import Event
 
 from statetap.api import translate
 from statetap.api.bodies import NoBody
+from statetap.api.gate import Scope
 from statetap.api.problems import RequestRefused
 from statetap.api.routing import Call, Header, NoQuery, Route
 from statetap.api.services import Services
@@ -20,6 +21,7 @@ from statetap.telemetry import events
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "Last-Event-ID"
 LONGEST_ID = 18
+ID_SCHEMA: Final = {"type": "string", "pattern": f"^[0-9]{{1,{LONGEST_ID}}}$"}
 BATCH = 500
 LOOK_SECONDS = 15.0
 """How often a silent stream looks whether its client is still there; the response's own pings find out."""
@@ -95,8 +97,9 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         handler=stream,
         query=EventsQuery,
         body=NoBody(),
-        headers=(Header(LAST_EVENT_ID, "Resume after this event; 0, the default, is the log's start."),),
+        headers=(Header(LAST_EVENT_ID, "Resume after this event; 0, the default, is the log's start.", ID_SCHEMA),),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Event,
         media_type=EVENT_STREAM,
         problems=(404,),

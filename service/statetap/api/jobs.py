@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from aiohttp import web
 from pydantic import Field
@@ -12,12 +12,14 @@ from statetap_client.schemas import Job, JobRequest, Page, Sample
 
 from statetap.api import translate
 from statetap.api.bodies import JsonBody, NoBody
+from statetap.api.gate import Scope
 from statetap.api.problems import RequestRefused
 from statetap.api.routing import Call, Header, NoQuery, PageQuery, Reply, Route
 from statetap.runtime.views import Jobs, JobView
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LONGEST_KEY = 255
+KEY_SCHEMA: Final = {"type": "string", "pattern": f"^[ -~]{{1,{LONGEST_KEY}}}$"}
 
 
 class SamplesQuery(PageQuery):
@@ -77,6 +79,7 @@ def _steering(verb: str, summary: str, act: Callable[[Jobs, str], Awaitable[JobV
         query=NoQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.ADMIN,
         answer=Job,
         problems=(404, 409),
     )
@@ -90,8 +93,9 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         handler=submit,
         query=NoQuery,
         body=JsonBody(JobRequest),
-        headers=(Header(IDEMPOTENCY_KEY, "The same key with the same body is answered with the same job, always."),),
+        headers=(Header(IDEMPOTENCY_KEY, "The same key with the same body is answered with the same job, always.", KEY_SCHEMA),),
         tag="jobs",
+        scope=Scope.ADMIN,
         status=202,
         answer=Job,
         located=True,
@@ -105,6 +109,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=PageQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Page[Job],
     ),
     Route(
@@ -115,6 +120,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Job,
         problems=(404,),
     ),
@@ -130,6 +136,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=SamplesQuery,
         body=NoBody(),
         tag="jobs",
+        scope=Scope.READ_ONLY,
         answer=Page[Sample],
         problems=(404,),
     ),

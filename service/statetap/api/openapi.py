@@ -15,11 +15,19 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from statetap_client.schemas import Problem
 
 from statetap.api.bodies import JSON, NDJSON
+from statetap.api.event_stream import EVENT_STREAM
 from statetap.api.problems import PROBLEM_JSON
 from statetap.api.routing import Route
 
 API_VERSION = "1"
 EVERY_ROUTE = (400, 500)
+BEHIND_THE_GATE = (401, 403, 421)
+KEY_SCHEME = "key"
+KEY_DESCRIPTION = (
+    "A key whose hash is configured. A read-only key is enough where an operation names `read-only`; one of scope `admin` may "
+    "call everything. A service without configured keys listens on loopback only and wants none; then it refuses what a browser "
+    "sends for another host (421) or, where something changes, for another site (403)."
+)
 NDJSON_DESCRIPTION = (
     "One sample a line: `input_ids` (with an optional `loss_mask`), `text`, `messages` or `conversations`; `id` is optional."
 )
@@ -45,7 +53,10 @@ def openapi_document(routes: Sequence[Route[Any, Any]]) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": dict(sorted(schemas["$defs"].items()))},
+        "components": {
+            "schemas": dict(sorted(schemas["$defs"].items())),
+            "securitySchemes": {KEY_SCHEME: {"type": "http", "scheme": "bearer", "description": KEY_DESCRIPTION}},
+        },
     }
 
 
@@ -61,6 +72,7 @@ def _models(routes: Iterable[Route[Any, Any]]) -> Iterator[ModelKey]:
 
 def _operation(route: Route[Any, Any], models: Models) -> dict[str, Any]:
     operation: dict[str, Any] = {"summary": route.summary, "operationId": _operation_id(route), "tags": [route.tag]}
+    operation["security"] = [] if route.scope is None else [{KEY_SCHEME: [route.scope.value]}]
     parameters = [*_path_parameters(route), *_query_parameters(route), *_header_parameters(route)]
     if parameters:
         operation["parameters"] = parameters
@@ -94,7 +106,7 @@ def _query_parameters(route: Route[Any, Any]) -> list[dict[str, Any]]:
 
 def _header_parameters(route: Route[Any, Any]) -> list[dict[str, Any]]:
     return [
-        {"name": h.name, "in": "header", "required": False, "description": h.description, "schema": {"type": "string"}}
+        {"name": h.name, "in": "header", "required": False, "description": h.description, "schema": dict(h.schema)}
         for h in route.headers
     ]
 
@@ -111,9 +123,19 @@ def _responses(route: Route[Any, Any], models: Models) -> dict[str, Any]:
         content = {JSON: {"schema": models[model, "serialization"]}}
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     problem = {PROBLEM_JSON: {"schema": models[Problem, "serialization"]}}
-    for status in sorted({*route.problems, *EVERY_ROUTE}):
+    for status in sorted({*route.problems, *EVERY_ROUTE, *(() if route.scope is None else BEHIND_THE_GATE)}):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
     return responses
+
+
+def _sent_event(data: Mapping[str, Any]) -> dict[str, Any]:
+    """One message of a stream of server-sent events, whose `data` is JSON."""
+    properties = {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": JSON, "contentSchema": data},
+    }
+    return {"type": "object", "required": list(properties), "properties": properties}
 
 
 def _answer(route: Route[Any, Any], models: Models) -> dict[str, Any]:
@@ -121,7 +143,8 @@ def _answer(route: Route[Any, Any], models: Models) -> dict[str, Any]:
     if route.located:
         answer["headers"] = {"Location": {"description": "Where it is from now on.", "schema": {"type": "string"}}}
     if route.answer is not None:
-        answer["content"] = {route.media_type: {"schema": models[route.answer, "serialization"]}}
+        schema = models[route.answer, "serialization"]
+        answer["content"] = {route.media_type: {"schema": _sent_event(schema) if route.media_type == EVENT_STREAM else schema}}
     elif route.status != HTTPStatus.NO_CONTENT:
         schema = {"type": "object"} if route.media_type == JSON else {"type": "string"}
         answer["content"] = {route.media_type: {"schema": schema}}

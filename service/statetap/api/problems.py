@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -21,16 +22,18 @@ LEDGER_ERRORS: dict[type[LedgerError], tuple[int, str | None]] = {
     LedgerError: (409, None),
 }
 FIELDS_IN_DETAIL = 3
+NO_HEADERS: Mapping[str, str] = {}
 
 
 class RequestRefused(Exception):
-    """A request that the API itself refuses, before anything behind it was asked."""
+    """A request that the API itself refuses, before anything behind it was asked. `headers` go with the answer."""
 
-    def __init__(self, status: int, detail: str, *, field: str | None = None) -> None:
+    def __init__(self, status: int, detail: str, *, field: str | None = None, headers: Mapping[str, str] = NO_HEADERS) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.field = field
+        self.headers = headers
 
 
 def problem(status: int, detail: str, *, line: int | None = None, field: str | None = None, **more: Any) -> Problem:
@@ -58,8 +61,7 @@ def problem_of(error: Exception) -> Problem | None:
     return None
 
 
-def problem_response(answer: Problem, *, allow: str | None = None) -> web.Response:
-    headers = {} if allow is None else {"Allow": allow}
+def problem_response(answer: Problem, headers: Mapping[str, str] = NO_HEADERS) -> web.Response:
     body = answer.model_dump_json(exclude_none=True).encode()
     return web.Response(body=body, status=answer.status, content_type=PROBLEM_JSON, headers=headers)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
 from statetap.api.bodies import JSON, Body
+from statetap.api.gate import Scope
 from statetap.api.services import Services
 
 Q = TypeVar("Q", bound=BaseModel)
@@ -31,10 +32,11 @@ class PageQuery(NoQuery):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A request header that a route honours."""
+    """A request header that a route honours; `schema` is what its value must be, as JSON schema."""
 
     name: str
     description: str
+    schema: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Reply:
 class Route(Generic[Q, B]):
     """A method of a path. `answer` None with `application/json` means an empty body; `also` are further answers by status.
 
+    `scope` is the least that a caller's key must allow; None lets anybody in.
     `problems` are the statuses of its errors beside those that every route has.
     """
 
@@ -71,6 +74,7 @@ class Route(Generic[Q, B]):
     query: type[Q]
     body: Body[B]
     tag: str
+    scope: Scope | None
     headers: tuple[Header, ...] = ()
     status: int = 200
     answer: type[BaseModel] | None = None

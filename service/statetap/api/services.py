@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from structlog.typing import FilteringBoundLogger
 
+from statetap.api.gate import Gate
 from statetap.ports import Datasets, Ledger
 from statetap.runtime.views import Jobs, Workers
 
@@ -21,7 +22,8 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """`readiness` says whether work can be taken and, if not, why; `render_metrics` gives Prometheus' text format."""
+    """`readiness` says whether work can be taken and, if not, why; `render_metrics` gives Prometheus' text format,
+    `gate` says who may call."""
 
     jobs: Jobs
     workers: Workers
@@ -31,3 +33,4 @@ class Services:
     render_metrics: Callable[[], bytes]
     log: FilteringBoundLogger
     limits: Limits = Limits()
+    gate: Gate

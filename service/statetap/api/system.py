@@ -8,6 +8,7 @@ from aiohttp import web
 from statetap_client.schemas import Health
 
 from statetap.api.bodies import NoBody
+from statetap.api.gate import Scope
 from statetap.api.page import render_page
 from statetap.api.routing import Call, NoQuery, Reply, Route
 
@@ -48,6 +49,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="service",
+        scope=None,
         answer=Health,
     ),
     Route(
@@ -58,6 +60,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="service",
+        scope=None,
         answer=Health,
         also={503: Health},
     ),
@@ -69,6 +72,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="service",
+        scope=Scope.READ_ONLY,
         media_type="text/plain",
     ),
     Route(
@@ -79,6 +83,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="service",
+        scope=None,
     ),
     Route(
         method="GET",
@@ -88,6 +93,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="service",
+        scope=Scope.READ_ONLY,
         media_type="text/html",
     ),
 )

@@ -147,6 +147,7 @@ def worker(view: WorkerView) -> Worker:
             "url": view.record.url,
             "dumps": view.record.dumps,
             "requests_per_second": view.record.requests_per_second,
+            "has_api_key": view.record.api_key is not None,
             "state": state.value,
             "reason": view.reason,
             "in_flight": view.in_flight,
@@ -167,4 +168,5 @@ def worker_record(request: WorkerRequest) -> WorkerRecord:
         url=request.url,
         dumps=request.dumps.model_dump(mode="json"),
         requests_per_second=request.requests_per_second,
+        api_key=None if request.api_key is None else request.api_key.get_secret_value(),
     )

@@ -8,6 +8,7 @@ from statetap_client.schemas import Page, Worker, WorkerRequest
 
 from statetap.api import translate
 from statetap.api.bodies import JsonBody, NoBody
+from statetap.api.gate import Scope
 from statetap.api.routing import Call, NoQuery, Reply, Route
 
 
@@ -38,6 +39,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="workers",
+        scope=Scope.READ_ONLY,
         answer=Page[Worker],
     ),
     Route(
@@ -48,6 +50,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=JsonBody(WorkerRequest),
         tag="workers",
+        scope=Scope.ADMIN,
         status=201,
         answer=Worker,
         problems=(409, 413, 415),
@@ -60,6 +63,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="workers",
+        scope=Scope.ADMIN,
         status=204,
         problems=(404, 409),
     ),
@@ -71,6 +75,7 @@ ROUTES: tuple[Route[Any, Any], ...] = (
         query=NoQuery,
         body=NoBody(),
         tag="workers",
+        scope=Scope.ADMIN,
         answer=Worker,
         problems=(404, 409),
     ),

@@ -10,10 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from statetap.settings import Settings, SettingsError, Sources
-
-MASK = "**********"
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*(?=@)")
+from statetap.settings import SettingsError, Sources
 
 
 def config(
@@ -23,19 +20,12 @@ def config(
     """Print the settings that are in force, secrets masked."""
     try:
         sources = Sources.read(config_file)
-        shown = masked(sources.settings())
+        settings = sources.settings()
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
+    shown = settings.model_dump(mode="json")  # which masks secrets
     typer.echo(json.dumps(shown, indent=2, ensure_ascii=False) if as_json else "\n".join(_toml_lines(shown, sources)))
-
-
-def masked(settings: Settings) -> dict[str, Any]:
-    """The settings as JSON values. A worker's URL may carry a password: it is masked."""
-    shown = settings.model_dump(mode="json")
-    for worker in shown["workers"]:
-        worker["url"] = _PASSWORD.sub(rf"\1:{MASK}", worker["url"])
-    return shown
 
 
 def _toml_lines(table: Mapping[str, Any], sources: Sources, key: tuple[str | int, ...] = ()) -> Iterator[str]:

@@ -172,13 +172,14 @@ class ShardObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A registered worker. `dumps` is its dump configuration (contract §5), as validated at the edge."""
+    """A registered worker. `dumps` is its dump configuration (contract §5), as validated at the edge; `api_key` a secret."""
 
     name: str
     url: str
     dumps: dict[str, Any]
     requests_per_second: float | None = None
     draining: bool = False
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,11 @@ API_REQUEST_FAILED: Final = _event(
     "method path status error",
     "A handler failed in a way that is the service's fault; the caller got a 500.",
 )
+API_CALLER_REFUSED: Final = _event(
+    "api.caller_refused",
+    "method path status reason",
+    "A caller brought no key, a wrong one or one of too narrow a scope, or a browser spoke for another site; `path`: the route.",
+)
 LIBRARY_LOGGED: Final = _event("library.logged", "message logger", "A library logged a message or Python gave a warning.")
 
 DATASET_SUBMITTED: Final = _event("dataset.submitted", "dataset name samples tokens", "A dataset was taken, checked and kept.")

@@ -28,10 +28,11 @@ async def test_an_idempotency_key_stands_for_one_request(ledger):
 
 async def test_workers_are_added_replaced_and_deleted(ledger):
     one = WorkerRecord(name="one", url="http://127.0.0.1:1", dumps={"kind": "plain", "names": ["a", None], "chunk": 4})
+    two = replace(one, name="two", draining=True, api_key="secret")
     await ledger.add_worker(replace(one, name="two"))
     await ledger.add_worker(one)
-    await ledger.add_worker(replace(one, name="two", draining=True))
-    assert await ledger.workers() == [one, replace(one, name="two", draining=True)]
+    await ledger.add_worker(two)
+    assert await ledger.workers() == [one, two]
     await ledger.delete_worker("one")
     with pytest.raises(NotFound, match="'one'"):
         await ledger.delete_worker("one")

@@ -51,6 +51,15 @@ async def test_the_limit_counts_bytes_as_sent(http: aiohttp.ClientSession) -> No
         assert "100000 bytes" in body["detail"]
 
 
+async def test_a_body_that_says_that_it_is_too_large_is_not_waited_for(http: aiohttp.ClientSession) -> None:
+    reader, writer = await asyncio.open_connection(http._base_url.host, http._base_url.port)
+    head = b"POST /v1/datasets HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+    writer.write(head + b"Content-Length: 9223372036854775807\r\n\r\n")
+    async with asyncio.timeout(30):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
+    writer.close()
+
+
 async def test_a_chunked_body_is_read_as_it_comes(http: aiohttp.ClientSession) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for byte in range(0, len(LINES), 7):
@@ -146,7 +155,7 @@ async def test_a_client_that_leaves_is_no_fault_of_the_service(http: aiohttp.Cli
     service.datasets.ingest = ingest_and_tell
     base = http._base_url
     _, writer = await asyncio.open_connection(base.host, base.port)
-    head = b"POST /v1/datasets HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/datasets HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\nContent-Length: 1000\r\n\r\n"
     writer.write(head + LINES)
     await writer.drain()
     writer.close()

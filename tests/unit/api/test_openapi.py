@@ -71,3 +71,13 @@ def test_streams_and_problems_have_their_media_types(document: dict[str, Any]) -
     events = document["paths"]["/v1/jobs/{job}/events"]["get"]
     assert set(events["responses"]["200"]["content"]) == {"text/event-stream"}
     assert "content" not in document["paths"]["/v1/datasets/{dataset}"]["delete"]["responses"]["204"]
+
+
+def test_what_a_caller_must_bring_is_told(document: dict[str, Any]) -> None:
+    assert document["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            scope = "read-only" if method == "get" else "admin"
+            is_open = path in ("/healthz", "/readyz", "/openapi.json")
+            assert operation["security"] == ([] if is_open else [{"key": [scope]}]), path
+            assert ("401" in operation["responses"]) is not is_open

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import aiohttp
+import pytest
 
 from tests.fakes.api_server import FakeService
 
@@ -62,3 +63,25 @@ async def test_a_rate_limit_is_kept(http: aiohttp.ClientSession, service: FakeSe
     answer = await http.post("/v1/workers", json=PLUGIN | {"requests_per_second": 2})
     assert (await answer.json())["requests_per_second"] == 2
     assert [record.requests_per_second for record in service.workers.records.values()] == [2]
+
+
+async def test_a_workers_key_is_kept_and_never_told(http: aiohttp.ClientSession, service: FakeService) -> None:
+    answer = await http.post("/v1/workers", json=PLUGIN | {"api_key": "hunter2"})
+    assert (await answer.json())["has_api_key"] is True
+    assert service.workers.records["gpu-0"].api_key == "hunter2"
+    told = [await answer.text(), await (await http.post("/v1/workers/gpu-0/drain")).text()]
+    told += [await (await http.get(path)).text() for path in ("/v1/workers", "/", "/metrics")]
+    told += [repr(service.workers.list()), repr(service.logged)]
+    assert [text for text in told if "hunter2" in text] == []
+    assert service.workers.records["gpu-0"].api_key == "hunter2"
+
+
+@pytest.mark.parametrize(
+    "sent", [{"api_key": "hunter2\r\nX: y"}, {"api_key": "hunter2 "}, {"url": "http://me:hunter2@127.0.0.1:1"}]
+)
+async def test_a_secret_that_cannot_be_used_is_refused_untold(
+    http: aiohttp.ClientSession, service: FakeService, sent: dict[str, str]
+) -> None:
+    answer = await http.post("/v1/workers", json=PLUGIN | sent)
+    assert (answer.status, (await answer.json())["field"]) == (400, next(iter(sent)))
+    assert "hunter2" not in await answer.text() + repr(service.logged)

@@ -69,7 +69,8 @@ class ArrowDatasets:
             if self._pool is pool:
                 self._pool = None
             raise DatasetRefused(
-                "a tokenising process died, perhaps for lack of memory; nothing was kept, submit the dataset again"
+                "a tokenising process died: for lack of memory, or because a line (of this dataset or another) took more than "
+                f"{self._limits.batch_cpu_seconds:g} s, as one very long word does; nothing was kept, submit the dataset again"
             ) from error
 
     async def ingest_path(self, path: str, *, name: str, model: str | None, allow_empty_mask: bool) -> DatasetRecord:

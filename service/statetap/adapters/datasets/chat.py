@@ -26,6 +26,10 @@ from statetap.ports import DatasetRefused
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]
+RENDERED_CHARS = 1 << 28
+"""What masking a chat may take: its text is rendered a few times for every turn of the assistant, in all the square of it."""
+CHARS_A_MESSAGE = 512
+"""What a message costs beside its text, as characters."""
 WAYS_OUT = "send input_ids with a loss_mask, use a template with {% generation %} marks, or split the chat into single turns"
 
 
@@ -71,6 +75,12 @@ def _encode_by_prefixes(
     tokenizer: Any, messages: list[Message], special_ids: frozenset[int]
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
     whole = _render(tokenizer, messages)
+    turns = sum(message["role"] == "assistant" for message in messages)
+    if turns * (len(whole) + CHARS_A_MESSAGE * len(messages)) > RENDERED_CHARS:
+        raise ChatRefused(
+            f"the chat has {turns} turns of the assistant in {len(messages)} messages and {len(whole)} characters, too much to "
+            f"find each turn by rendering the chat up to it; {WAYS_OUT}"
+        )
     spans = [_turn(tokenizer, messages, index, whole) for index, message in enumerate(messages) if message["role"] == "assistant"]
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ids = np.array(encoded["input_ids"], np.int32)

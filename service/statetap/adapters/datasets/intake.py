@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statetap.adapters.datasets.arrow_file import ArrowDataset, DatasetFile
-from statetap.adapters.datasets.encoding import EncodedBatch, Rules, encode_batch
+from statetap.adapters.datasets.encoding import EncodedBatch, Rules, encode_batch_in_time
 from statetap.adapters.datasets.limits import MIB
 from statetap.adapters.datasets.lines import LineBatch, LineBatches
 from statetap.adapters.datasets.tokenizer import TokenizerFacts
@@ -90,7 +90,7 @@ class Intake:
 
     async def _read(self, body: AsyncIterator[bytes], file: DatasetFile, lines: LineBatches) -> None:
         async for batch in self._batches(body, lines):
-            self._running.append(self._pool.submit(encode_batch, self._rules, batch))
+            self._running.append(self._pool.submit(encode_batch_in_time, self._rules, batch))
             while len(self._running) >= self._in_flight:
                 await self._keep_oldest(file)
         while self._running:
@@ -145,7 +145,9 @@ class Intake:
         if not len(repeats):
             return
         ids = ArrowDataset(path)
-        for first, second in sorted(zip(order[repeats], order[repeats + 1], strict=True), key=lambda pair: int(pair[1])):
+        # In the order of their lines, and one at a time: there may be as many as there are samples.
+        for repeat in repeats[np.argsort(order[repeats + 1])]:
+            first, second = order[repeat], order[repeat + 1]
             if ids.id(int(first)) == ids.id(int(second)):
                 raise DatasetRefused(
                     f"id {ids.id(int(second))!r} was used on line {lines[first]} already; ids are unique in a dataset "

@@ -17,6 +17,8 @@ class IntakeLimits:
     samples: int = 20_000_000
     messages: int = 2_000
     """Of one chat: masks from message prefixes render it once or more per assistant message."""
+    batch_cpu_seconds: float = 300.0
+    """Of a tokenising process, for about a MiB of text or one line. Tokenizers take the square of a word's length."""
     gzip_ratio: int = 200
     ratio_from_bytes: int = 16 * MIB
 

@@ -14,6 +14,9 @@ from statetap.ports import DatasetRefused
 
 BATCH_BYTES = MIB
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
+FREE_MEMBERS = 1000
+MEMBER_BYTES = 1000
+"""Every member takes a new decompressor, and needs 20 bytes: past the free ones their size on average is to be worth it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class _Gunzip:
     def __init__(self, limits: IntakeLimits) -> None:
         self._limits = limits
         self._member = zlib.decompressobj(GZIP_WINDOW)
+        self._members = 1
         self._taken = 0
         self._given = 0
 
@@ -100,6 +104,11 @@ class _Gunzip:
                 if not chunk:
                     return
                 self._member = zlib.decompressobj(GZIP_WINDOW)
+                self._members += 1
+                if self._members > FREE_MEMBERS + self._taken // MEMBER_BYTES:
+                    raise DatasetRefused(
+                        f"the gzip stream has more than {self._members - 1} members in {self._taken} bytes; pack the body as one"
+                    )
             try:
                 text = self._member.decompress(chunk, BATCH_BYTES)
             except zlib.error as error:

@@ -28,8 +28,9 @@ def open_below(path: str, roots: Sequence[Path]) -> FileIO:
     resolved_roots = [root.resolve() for root in roots]
     for root in resolved_roots:
         file = _resolve(root, path)
-        if file is not None and any(file.is_relative_to(other) for other in resolved_roots):
-            return _open_regular(file, path)
+        below = next((other for other in resolved_roots if file is not None and file.is_relative_to(other)), None)
+        if file is not None and below is not None:
+            return _open_regular(below, file.relative_to(below), path)
     # The same words for a file outside and for none at all: what else is on this machine is nobody's business.
     raise DatasetRefused(
         f"there is no file {path!r} below {', '.join(map(str, roots))}; put it there, or send the body", field="path"
@@ -43,10 +44,9 @@ def _resolve(root: Path, path: str) -> Path | None:
         return None
 
 
-def _open_regular(file: Path, path: str) -> FileIO:
+def _open_regular(root: Path, below: Path, path: str) -> FileIO:
     try:
-        # Without O_NONBLOCK opening a FIFO waits for a writer. O_NOFOLLOW: a link put there after `resolve` was not looked at.
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = _descend(root, below)
     except OSError as error:
         raise DatasetRefused(
             f"{path!r} cannot be read: {error.strerror}; let the service's user read it", field="path"
@@ -55,3 +55,16 @@ def _open_regular(file: Path, path: str) -> FileIO:
         os.close(descriptor)
         raise DatasetRefused(f"{path!r} is not a regular file; name a file", field="path")
     return FileIO(descriptor, "rb")
+
+
+def _descend(root: Path, below: Path) -> int:
+    """Open a resolved path one folder at a time, each by its descriptor: it has no links, so one met now was put there since."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    for part in below.parts:
+        outer = descriptor
+        try:
+            # Without O_NONBLOCK opening a FIFO waits for a writer.
+            descriptor = os.open(part, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=outer)
+        finally:
+            os.close(outer)
+    return descriptor

@@ -25,6 +25,7 @@ from statetap.ports import (
 )
 
 BAD_GATEWAY = 502
+MASK = "**********"
 KEEP_ALIVE_SECONDS = 2.0
 """Below the 5 s after which SGLang closes an idle connection, so that no request is sent into one that is being closed."""
 
@@ -32,11 +33,15 @@ KEEP_ALIVE_SECONDS = 2.0
 class SglangClient:
     """One SGLang server at `url` (scheme, host and port, perhaps a path). Makes its connections on first use; never retries.
 
+    `api_key` is what a server that was started with `--api-key` wants.
     `connect_seconds` bounds the opening of a connection, `passive_seconds` every call except `generate`, whose bound is its own.
     """
 
-    def __init__(self, url: str, *, connect_seconds: float = 10.0, passive_seconds: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, connect_seconds: float = 10.0, passive_seconds: float = 30.0
+    ) -> None:
         self._url = url.rstrip("/")
+        self._api_key = api_key
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
         self._session: aiohttp.ClientSession | None = None
@@ -105,7 +110,9 @@ class SglangClient:
             ) as response:
                 content = await response.read()
                 if response.status >= 300:
-                    raise RequestRefused(response.status, complaint(content) or response.reason or "no reason given")
+                    told = complaint(content) or response.reason or "no reason given"
+                    # What a server says of a key that it does not like ends up in logs and answers.
+                    raise RequestRefused(response.status, told.replace(self._api_key, MASK) if self._api_key else told)
                 return content
         except aiohttp.ConnectionTimeoutError as error:
             raise WorkerUnreachable(f"{url}: no connection within {self._connect_seconds:g} s") from error
@@ -123,7 +130,8 @@ class SglangClient:
     def _connected(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector)
+            headers = {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         return self._session
 
 

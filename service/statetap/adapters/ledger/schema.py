@@ -174,6 +174,7 @@ workers = Table(
     Column("dumps", JSON, nullable=False),
     Column("requests_per_second", Double),
     Column("draining", Boolean, nullable=False),
+    Column("api_key", Text),
 )
 
 # Append-only: ids are never given out twice, so a reader that resumes after one misses nothing.

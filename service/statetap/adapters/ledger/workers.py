@@ -22,6 +22,7 @@ class SqlWorkers:
             "dumps": worker.dumps,
             "requests_per_second": worker.requests_per_second,
             "draining": worker.draining,
+            "api_key": worker.api_key,
         }
         async with self._db.writing() as connection:
             replaced = await connection.execute(update(workers).where(workers.c.name == worker.name).values(values))

@@ -217,3 +217,18 @@ async def test_a_pool_process_that_dies_is_told_and_replaced(datasets, folder):
         await datasets.ingest(body(), name="data", model=None, gzipped=False, allow_empty_mask=False)
     assert names(folder) == before
     assert (await ingest(datasets, ndjson({"input_ids": [1]}))).samples == 1
+
+
+async def test_a_line_that_takes_too_long_ends_its_process_and_nothing_else(tmp_path, plain_model):
+    """A tokenizer takes the square of a word's length and heeds no one: only the kernel stops it."""
+    source = TokenizerSource("tiny", str(plain_model))
+    limits = IntakeLimits(batch_cpu_seconds=3.0)
+    datasets = ArrowDatasets(tmp_path, lambda: {"tiny": source}, clock=NoonClock(), limits=limits, processes=1)
+    try:
+        await ingest(datasets, ndjson({"text": "a cat"}))
+        with pytest.raises(DatasetRefused, match="took more than 3 s"):
+            await ingest(datasets, ndjson({"text": "a" * 2_000_000}))
+        assert (await ingest(datasets, ndjson({"text": "a cat"}))).samples == 1
+        assert len(names(tmp_path)) == 2
+    finally:
+        await datasets.close()

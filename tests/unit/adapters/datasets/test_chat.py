@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from statetap.adapters.datasets import chat as module
 from statetap.adapters.datasets.chat import encode_chat
 from statetap.adapters.datasets.samples import Chat
 from statetap.adapters.datasets.tokenizer import Binding, TokenizerSource, bind
@@ -114,3 +115,15 @@ def test_a_chat_that_cannot_be_told_apart_is_refused(bound, template, turns, rea
     with pytest.raises(DatasetRefused, match=reason) as caught:
         encode_chat(bound(template), chat(*turns), 9)
     assert (caught.value.line, caught.value.field) == (9, "messages")
+
+
+def test_a_chat_that_takes_too_long_to_mask_is_refused(bound, monkeypatch, tmp_path):
+    """2,000 messages of moderate length took ten minutes."""
+    turns = (("user", "hello"), ("assistant", "there")) * 20
+    monkeypatch.setattr(module, "RENDERED_CHARS", 20 * (40 * module.CHARS_A_MESSAGE + 40 * 60))
+    assert len(said(bound(CHATML), *turns)) == 20
+    with pytest.raises(DatasetRefused, match="22 turns of the assistant in 44 messages") as refused:
+        said(bound(CHATML), *turns, *turns[:4])
+    assert (refused.value.line, refused.value.field) == (1, "messages")
+    marked = make_tokenizer(tmp_path / "marked", chat_template=CHATML_MARKED)
+    assert len(said(bind(TokenizerSource("marked", str(marked))), *turns, *turns[:4])) == 22

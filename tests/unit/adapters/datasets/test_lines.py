@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
+from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 from statetap.adapters.datasets.limits import MIB, IntakeLimits
@@ -65,13 +68,33 @@ def test_a_gzip_bomb_is_refused_early():
     assert len(lines._pending) < 200 * len(bomb)
 
 
+@pytest.mark.parametrize("text", [b"", b"x\n"])
+def test_a_stream_of_tiny_members_is_refused_early(text):
+    """Each takes a new decompressor: a MiB of them took seconds."""
+    packed = gzip.compress(text, mtime=0)
+    with pytest.raises(DatasetRefused, match="pack the body as one"):
+        list(cut(packed * (MIB // len(packed)), gzipped=True))
+    assert len(list(cut(packed * 1000, gzipped=True))) == bool(text)
+
+
+def test_a_gigabyte_without_a_newline_costs_no_more_than_a_line():
+    lines = LineBatches(IntakeLimits(), gzipped=False)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetRefused, match="longer than 67108864 bytes"):
+            deque(chain.from_iterable(lines.feed(b"a" * MIB) for _ in range(1024)))
+        assert tracemalloc.get_traced_memory()[1] < 100 * MIB
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (gzip.compress(b"one\n")[:-4], "cut off"),
+        (gzip.compress(b"one\n", mtime=0)[:-4], "cut off"),
         (b"", "cut off"),
         (b'{"text": "plain"}\n', "not a gzip stream"),
-        (gzip.compress(b"one\n") + b"rest", "not a gzip stream"),
+        (gzip.compress(b"one\n", mtime=0) + b"rest", "not a gzip stream"),
     ],
 )
 def test_a_broken_gzip_stream_is_refused(body, reason):

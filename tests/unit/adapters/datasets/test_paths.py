@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+from statetap.adapters.datasets import paths
 from statetap.adapters.datasets.paths import open_below
 from statetap.ports import DatasetRefused
 
@@ -69,3 +71,34 @@ def test_other_kinds_of_file_are_refused(root):
 def test_without_a_root_nothing_is_read(root):
     with pytest.raises(DatasetRefused, match="no dataset root"):
         open_below(str(root / "data.jsonl"), [])
+
+
+@pytest.mark.parametrize("swapped", ["folder", "folder/deeper", "folder/deeper/data.jsonl"])
+def test_a_link_that_is_put_there_after_the_look_is_not_followed(root, tmp_path, monkeypatch, swapped):
+    """Whoever may write below a root could otherwise have the service read what they may not."""
+    inside, outside = root / "folder/deeper", tmp_path / "outside/deeper"
+    for folder in (inside, outside):
+        folder.mkdir(parents=True)
+        (folder / "data.jsonl").write_bytes(folder.parent.name.encode())
+    resolve = paths._resolve
+
+    def look_and_swap(base, path):
+        found = resolve(base, path)
+        (root / swapped).rename(tmp_path / "aside")
+        (root / swapped).symlink_to(tmp_path / "outside" / Path(swapped).relative_to("folder"))
+        return found
+
+    assert open_below("folder/deeper/data.jsonl", [root]).read() == b"folder"
+    monkeypatch.setattr(paths, "_resolve", look_and_swap)
+    with pytest.raises(DatasetRefused, match="cannot be read"):
+        open_below("folder/deeper/data.jsonl", [root])
+
+
+def test_no_descriptor_is_left_open(root):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    open_below("data.jsonl", [root]).close()
+    for name in ("folder.jsonl", "data.jsonl/x.jsonl"):
+        (root / "folder.jsonl").mkdir(exist_ok=True)
+        with pytest.raises(DatasetRefused):
+            open_below(name, [root])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -112,3 +112,28 @@ async def test_facts_of_something_else_are_refused(serve, model, reason):
     client, _ = await serve({"/server_info": text("{}"), "/model_info": text(model)})
     with pytest.raises(RequestRefused, match=reason):
         await client.server_facts()
+
+
+async def test_a_key_goes_with_every_call_and_is_never_told():
+    seen: list[str | None] = []
+
+    async def wrong_key(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Authorization"))
+        return web.json_response({"error": f"{request.headers['Authorization']} is none of mine"}, status=401)
+
+    app = web.Application()
+    app.router.add_route("*", "/{page}", wrong_key)
+    server = TestServer(app, host="127.0.0.1")
+    await server.start_server()
+    client = SglangClient(str(server.make_url("/")), api_key="hunter2")
+    try:
+        for call in (client.generate([SAMPLE], timeout_seconds=30), client.abort("a"), client.server_facts()):
+            with pytest.raises(RequestRefused) as refused:
+                await call
+            assert "hunter2" not in str(refused.value)
+        assert not await client.is_up()
+    finally:
+        await client.close()
+        await server.close()
+    assert len(seen) >= 4
+    assert set(seen) == {"Bearer hunter2"}

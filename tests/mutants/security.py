@@ -1,0 +1,156 @@
+"""Holes planted where somebody would come in or something would come out."""
+
+from tests.mutants.mutant import Mutant, tests
+
+API = "service/statetap/api"
+DATASETS = "service/statetap/adapters/datasets"
+GATE = tests("tests/unit/api/test_gate.py")
+
+MUTANTS = (
+    Mutant(
+        name="api-checks-no-scope",
+        file=f"{API}/gate.py",
+        old="if scope is Scope.ADMIN and granted is not Scope.ADMIN:",
+        new="if False:",
+        catcher=GATE,
+        breaks="a read-only key changes nothing",
+    ),
+    Mutant(
+        name="api-forgets-a-route",
+        file=f"{API}/workers.py",
+        old='        path="/v1/workers/{worker}/drain",\n        summary="Drain a worker: what is in flight ends, nothing further is asked of it.",\n'
+        '        handler=drain,\n        query=NoQuery,\n        body=NoBody(),\n        tag="workers",\n        scope=Scope.ADMIN,',
+        new='        path="/v1/workers/{worker}/drain",\n        summary="Drain a worker: what is in flight ends, nothing further is asked of it.",\n'
+        '        handler=drain,\n        query=NoQuery,\n        body=NoBody(),\n        tag="workers",\n        scope=Scope.READ_ONLY,',
+        catcher=GATE,
+        breaks="workers are registered, drained and removed by admins alone",
+    ),
+    Mutant(
+        name="api-takes-any-form-of-key",
+        file=f"{API}/gate.py",
+        old="        if not KEY_PATTERN.fullmatch(key):\n            return None\n",
+        new="",
+        catcher=GATE,
+        breaks="nobody configures the hash of a word, which could be guessed back",
+    ),
+    Mutant(
+        name="api-answers-to-any-name",
+        file=f"{API}/gate.py",
+        old="            self._require_own_host(request)\n",
+        new="",
+        catcher=GATE,
+        breaks="a web page whose name was pointed at this machine reads nothing (DNS rebinding)",
+    ),
+    Mutant(
+        name="api-takes-cross-site-posts",
+        file=f"{API}/gate.py",
+        old="                self._require_own_site(request)\n",
+        new="                pass\n",
+        catcher=GATE,
+        breaks="a web page that somebody looks at cancels no job",
+    ),
+    Mutant(
+        name="settings-listen-outside-without-keys",
+        file="service/statetap/settings.py",
+        old="if not self.keys and not _is_loopback(self.server.host):",
+        new="if False:",
+        catcher=tests("tests/unit/test_settings.py"),
+        breaks="without keys the service binds to loopback only",
+    ),
+    Mutant(
+        name="config-prints-a-key",
+        file="clients/python/statetap_client/schemas.py",
+        old="return key.get_secret_value() if info.context == REVEALED else str(key)",
+        new="return key.get_secret_value()",
+        catcher=tests("tests/unit/test_settings.py"),
+        breaks="`statetap config` masks secrets",
+    ),
+    Mutant(
+        name="client-sends-a-masked-key",
+        file="clients/python/statetap_client/calls.py",
+        old="request.model_dump_json(context=REVEALED)",
+        new="request.model_dump_json()",
+        catcher=tests("tests/unit/statetap_client/test_api_key.py"),
+        breaks="a worker that wants a key can be registered",
+    ),
+    Mutant(
+        name="worker-repeats-its-key",
+        file="service/statetap/adapters/inference/sglang.py",
+        old="told.replace(self._api_key, MASK) if self._api_key else told",
+        new="told",
+        catcher=tests("tests/unit/adapters/inference/test_sglang.py"),
+        breaks="a worker's key is in no log and no answer, even if the worker repeats it",
+    ),
+    Mutant(
+        name="store-path-follows-links-out",
+        file="service/statetap/main.py",
+        old="resolved = (roots[0] / place).resolve()",
+        new="resolved = Path(os.path.normpath(roots[0] / place))",
+        catcher=tests("tests/unit/test_store_locations.py"),
+        breaks="a store is below a configured root, wherever links lead",
+    ),
+    Mutant(
+        name="dataset-path-follows-links-out",
+        file=f"{DATASETS}/paths.py",
+        old="return (root / path).resolve(strict=True)",
+        new="return Path(os.path.normpath(root / path))",
+        catcher=tests("tests/unit/adapters/datasets/test_paths.py"),
+        breaks="a dataset is read from below a configured root, wherever links lead",
+    ),
+    Mutant(
+        name="dataset-path-trusts-its-look",
+        file=f"{DATASETS}/paths.py",
+        old="os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=outer",
+        new="os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=outer",
+        catcher=tests("tests/unit/adapters/datasets/test_paths.py"),
+        breaks="a link that is put there between look and use is not followed",
+    ),
+    Mutant(
+        name="dataset-unpacks-a-bomb",
+        file=f"{DATASETS}/lines.py",
+        old="if self._given > max(self._limits.ratio_from_bytes, self._limits.gzip_ratio * self._taken):",
+        new="if False:",
+        catcher=tests("tests/unit/adapters/datasets/test_lines.py"),
+        breaks="a gzip bomb is given up as soon as it shows",
+    ),
+    Mutant(
+        name="dataset-line-without-end",
+        file=f"{DATASETS}/lines.py",
+        old="is_too_long = len(self._pending) - self._cut > self._limits.line_bytes",
+        new="is_too_long = False",
+        catcher=tests("tests/unit/adapters/datasets/test_lines.py"),
+        breaks="a line of a gigabyte costs no more than the longest that is taken",
+    ),
+    Mutant(
+        name="dataset-tokenises-for-ever",
+        file=f"{DATASETS}/encoding.py",
+        old="    signal.setitimer(signal.ITIMER_PROF, rules.limits.batch_cpu_seconds)\n",
+        new="",
+        catcher=tests("tests/unit/adapters/datasets/test_arrow.py"),
+        breaks="a word of megabytes does not hold a tokenising process for hours",
+    ),
+    Mutant(
+        name="dump-follows-links",
+        file="clients/sglang/statetap_sglang/filesystem.py",
+        old="os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)\n    except",
+        new="os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)\n    except",
+        catcher=tests("tests/unit/statetap_sglang/test_reader.py"),
+        breaks="symbolic links in a dump directory are never followed",
+    ),
+    Mutant(
+        name="dump-directory-open-to-others",
+        file="clients/sglang/statetap_sglang/tap.py",
+        old="if status.st_mode & 0o077:",
+        new="if False:",
+        catcher=tests("tests/unit/statetap_sglang/test_tap.py"),
+        breaks="a dump directory is its user's alone",
+    ),
+    Mutant(
+        name="pt-file-runs-code",
+        file="clients/sglang/statetap_sglang/torch_files.py",
+        old="weights_only=True",
+        new="weights_only=False",
+        catcher=tests("tests/unit/statetap_sglang/test_plain.py"),
+        breaks="a .pt file is data, never code",
+    ),
+)
