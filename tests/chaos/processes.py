@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from statetap.commands.children import Child
 from statetap_client.sync import SyncStatetapClient
 
 from tests.chaos.proxy import ProxyThread
 from tests.fakes.cluster import START_SECONDS, Cluster, Worker, until
 from tests.fakes.mounts import small_tmpfs
+from tests.fakes.nursery import NurseryChild
 
 DUMP_ROOM = 24 << 20
 STORE_ROOM = 48 << 20
@@ -32,9 +32,9 @@ RESERVE = 8 << 20
 WORKER_FLAGS = ("--layers", "0,1", "--gap-seconds", "0.02")
 # Short, so that what runs out runs out soon; longer than anything that an undisturbed worker takes.
 RUNTIME: dict[str, Any] = {
-    "request_timeout_base_seconds": 4.0,
+    "request_timeout_base_seconds": 8.0,
     "request_timeout_seconds_per_1k_tokens": 0,
-    "capture_timeout_seconds": 2.0,
+    "capture_timeout_seconds": 5.0,
     "lease_seconds": 3.0,
     "rescan_seconds": 1.0,
     "disk_probe_seconds": 0.2,
@@ -86,7 +86,7 @@ class ChaosCluster(Cluster):
         self.starts += 1
         arguments = ["--model", str(self.model), "--dump-dir", str(self.private), "--name", name, "--port", str(port)]
         arguments += ["--dtype", "float32", "--final", "both", "--skip-tokenizer-init", *(flags or WORKER_FLAGS)]
-        child = Child(name, "statetap.embedded", arguments, self.folder / f"{name}-{self.starts}.log")
+        child = NurseryChild(name, "statetap.embedded", arguments, self.folder / f"{name}-{self.starts}.log")
         ready = child.wait_for("worker.ready", START_SECONDS)
         proxy = self.proxies.put_before(name, int(ready["port"]), self.private, self.served)
         worker = self.workers[name] = Worker(name, flags, child, proxy.port, plain)
@@ -98,7 +98,7 @@ class ChaosCluster(Cluster):
         config.write_text(self._settings(), encoding="utf-8")
         self.starts += 1
         arguments = [str(self.plan_file), "serve", "--config", str(config)]
-        self.service = Child("service", "tests.chaos.killable", arguments, self.folder / f"service-{self.starts}.log")
+        self.service = NurseryChild("service", "tests.chaos.killable", arguments, self.folder / f"service-{self.starts}.log")
         started = self.service.wait_for("service.started", START_SECONDS)
         self.url = f"http://127.0.0.1:{started['port']}"
         return SyncStatetapClient(self.url)

@@ -22,8 +22,8 @@ SWEEP_SECONDS = 0.05
 DELAY_SECONDS = 0.4
 LATE_SECONDS = 0.6
 # Beyond the cluster's time limits, for a request and for a capture.
-HANG_SECONDS = 6.0
-TOO_LATE_SECONDS = 3.0
+HANG_SECONDS = 9.0
+TOO_LATE_SECONDS = 6.0
 
 PROXY_FAULTS: Mapping[str, frozenset[RefusalReason]] = {
     "request delayed": frozenset(),
