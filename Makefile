@@ -13,11 +13,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUTF8 := 1
 
 # In tests torch shares the cores with what it is tested beside.
-test mutants: export OMP_NUM_THREADS ?= 1
+test chaos mutants: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format docs bench mutants clean
+.PHONY: help setup demo test lint format docs bench chaos mutants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ docs: $(VENV)/.installed ## make the pages that are made from code
 
 bench: setup ## measure; figures are ratios within one run
 	$(PY) -m tests.bench
+
+chaos: setup ## hundreds of schedules of faults; ARGS="--processes 0 --virtual 20" chooses
+	$(PY) -m tests.chaos $(ARGS)
 
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)

@@ -46,7 +46,8 @@ class Reference:
                     problems.append(f"sample {index} has another digest than undisturbed")
                 if arrays["samples/next_token"][index] != undisturbed.next_token:
                     problems.append(f"sample {index} has another next token than undisturbed")
-        return problems + [f"{name} has other bytes than undisturbed" for name in wanted if wanted[name].tobytes() != arrays[name].tobytes()]
+        differing = [name for name in wanted if wanted[name].tobytes() != arrays[name].tobytes()]
+        return problems + [f"{name} has other bytes than undisturbed" for name in differing]
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,13 @@ def leftovers(cluster: ChaosCluster, store: str) -> list[str]:
     dumps = [path for path in cluster.served.rglob("*req_*") if path not in foreign]
     answers = list((cluster.folder / "data" / "answers").iterdir())
     partial = [path for path in Path(store).rglob("*") if path.name.startswith(".") or "partial" in path.name]
-    datasets = [path for path in (cluster.folder / "data" / "datasets").rglob(".*")]
+    datasets = list((cluster.folder / "data" / "datasets").rglob(".*"))
     return [f"{path} was left" for path in (*dumps, *answers, *partial, *datasets)]
 
 
 def harmed_foreigners(cluster: ChaosCluster) -> list[str]:
     """What is somebody else's and is not there any more."""
     foreign = {path for proxy in cluster.proxies.proxies.values() for path in proxy.relay.foreign}
-    return [f"{path} is somebody else's, and was removed" for path in sorted(foreign) if not path.is_symlink() and not path.exists()]
+    return [
+        f"{path} is somebody else's, and was removed" for path in sorted(foreign) if not path.is_symlink() and not path.exists()
+    ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -26,6 +27,7 @@ ATTEMPTS = 4
 LONGEST_SECONDS = 90.0
 POLL_SECONDS = 0.05
 OVER = ("completed", "failed", "cancelled")
+_ONCE_A_UNIT = ("lease", "commit", "forget the answers")
 DOOMS = ("error 400", "NaN", "wrong token ids")
 
 
@@ -79,6 +81,13 @@ def draw(seed: int, *, may_mount: bool, costly: bool) -> Draw:
     if random.random() < 0.12:
         drawn.doomed[random.randrange(count)] = random.choice(DOOMS)
     return drawn
+
+
+def deaths() -> Iterator[Draw]:
+    """One schedule for a kill before, and one after, each persisted step, in the middle of a unit where there is one."""
+    for number, (step, when) in enumerate(product(STEPS, ("before", "after"))):
+        call = 4 if step in ("record an answer", "release a dump") else 2 if step in _ONCE_A_UNIT else 1
+        yield Draw(number, (11 * number) % 100, 24, {"rows_per_shard": 512}, death=Death(step, when, call))
 
 
 class ProcessSchedules:
@@ -256,4 +265,3 @@ class _Run:
             proxy.relay.clear()
         self.client.close()
         self.cluster.proxies.follow(Schedule())
-

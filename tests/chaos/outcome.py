@@ -35,12 +35,12 @@ class Outcome:
 
 
 def table(outcomes: Iterable[Outcome]) -> Table:
-    """Faults × outcomes. A schedule with several faults counts in the row of each."""
+    """Faults by outcomes. A schedule with several faults counts in the row of each."""
     rows: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         for fault in sorted(set(outcome.faults)) or ["(none)"]:
             rows.setdefault((outcome.level, fault), []).append(outcome)
-    made = Table(title="faults × outcomes", title_justify="left")
+    made = Table(title="what became of each fault's schedules", title_justify="left")
     for column in ("level", "fault"):
         made.add_column(column)
     for column in ("schedules", "samples", "stored", "failed, as explained", "asked again", "wrong"):

@@ -139,7 +139,7 @@ class ChaosCluster(Cluster):
         held: Counter[str] = Counter()
         for descriptor in (process / "fd").iterdir():
             try:
-                target = os.readlink(descriptor)
+                target = str(descriptor.readlink())
             except FileNotFoundError:
                 continue
             if not target.startswith("socket:"):

@@ -32,8 +32,8 @@ OVER = (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
 class Spell:
     """A fault that comes at a time and goes again. `unforeseen`: errors that the service logs as such are explained by it."""
 
-    begin: Callable[[ChaosWorld], None | Awaitable[None]]
-    end: Callable[[ChaosWorld], None | Awaitable[None]] | None = None
+    begin: Callable[[ChaosWorld], Awaitable[None] | None]
+    end: Callable[[ChaosWorld], Awaitable[None] | None] | None = None
     longest_seconds: float = 20.0
     unforeseen: bool = False
 
@@ -193,7 +193,8 @@ class VirtualSchedule:
         while world.actions or not world.running or (await world.job(job)).state not in OVER:
             if world.clock.monotonic() > LONGEST_SECONDS:
                 record = world.ledger.jobs_by_id[job].record
-                return [f"after {LONGEST_SECONDS:g} s the job is still {record.state} ({record.reason}); running: {world.running}, to come: {len(world.actions)}, workers {world.pool.list()}"]
+                workers = {worker.record.name: (worker.state, worker.reason) for worker in world.pool.list()}
+                return [f"after {LONGEST_SECONDS:g} s the job is still {record.state} ({record.reason}); workers: {workers}"]
             world.actions.sort(key=lambda action: action[0])
             now = world.clock.monotonic()
             until = min(world.actions[0][0] if world.actions else now + STEP_SECONDS, now + STEP_SECONDS)
