@@ -52,7 +52,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class AtDeath:
-    """What a killed service had of a job's samples: committed, or answered with their dumps whole; and how often each was asked."""
+    """Samples that a killed service had: committed, or answered with their dumps whole; and how often each was asked for."""
 
     kept: frozenset[int]
     asked: Mapping[int, int]
@@ -63,7 +63,7 @@ class AtDeath:
 
 def at_death(cluster: ChaosCluster, job: str | None, asked: Mapping[int, int]) -> AtDeath:
     """Look at the ledger, the journals and the dumps of a service that is dead."""
-    there = {rid for path in cluster.served.glob("*/*/req_*.safetensors") if (rid := _rid_of(path)) is not None}
+    there = {rid for path in cluster.dumps.glob("*/*/req_*.safetensors") if (rid := _rid_of(path)) is not None}
     kept = set()
     for journal in (cluster.folder / "data" / "answers").glob(f"{job}-*.ndjson"):
         for line in journal.read_bytes().split(b"\n")[:-1]:
@@ -100,7 +100,7 @@ def leftovers(cluster: ChaosCluster, store: str) -> list[str]:
     """Files that should be gone: dumps, error records, answers, and whatever has a temporary name."""
     relays = [proxy.relay for proxy in cluster.proxies.proxies.values()]
     foreign = {path for relay in relays for path in (*relay.foreign, *relay.unfinished)}
-    dumps = [path for path in cluster.served.rglob("*req_*") if path not in foreign]
+    dumps = [path for path in cluster.dumps.rglob("*req_*") if path not in foreign]
     answers = list((cluster.folder / "data" / "answers").iterdir())
     partial = [path for path in Path(store).rglob("*") if path.name.startswith(".") or "partial" in path.name]
     datasets = list((cluster.folder / "data" / "datasets").rglob(".*"))

@@ -81,7 +81,7 @@ def _full(cluster: ChaosCluster, random: Random, at: Path, leave: int) -> None:
 
 
 def _fill_dumps(cluster: ChaosCluster, random: Random) -> None:
-    _full(cluster, random, cluster.dumps, 0)
+    _full(cluster, random, cluster.room, 0)
 
 
 def _fill_store(cluster: ChaosCluster, random: Random) -> None:
@@ -94,7 +94,7 @@ def _fill_reserve(cluster: ChaosCluster, random: Random) -> None:
 
 def _overflow(cluster: ChaosCluster, random: Random) -> None:
     """While the service is halted, more is renamed in its taps than its queue of events holds."""
-    taps = [tap for tap in cluster.served.glob("*/*") if boot_of(tap.name) and not tap.is_symlink()]
+    taps = [tap for tap in cluster.dumps.glob("*/*") if boot_of(tap.name) and not tap.is_symlink()]
     os.kill(_service(cluster), signal.SIGSTOP)
     try:
         tap = random.choice(taps)
@@ -145,7 +145,7 @@ def _stop_service(cluster: ChaosCluster, random: Random) -> None:
     until("the service has stopped", lambda: cluster.service_died)
 
 
-LOST = frozenset({R.LOST_BY_PUBLISHER, R.MISSING_ROWS})
+LOST = frozenset({R.LOST_BY_PUBLISHER, R.MISSING_ROWS, R.REQUEST_FAILED})
 FAILED = frozenset({R.REQUEST_FAILED})
 
 DISTURBANCES: Mapping[str, Disturbance] = {

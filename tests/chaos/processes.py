@@ -51,6 +51,11 @@ class Idle:
     mapped_dumps: int = 0
     tasks: Counter[str] = field(default_factory=Counter)
 
+    def __or__(self, other: Idle) -> Idle:
+        """The most of each."""
+        most = max(self.mapped_dumps, other.mapped_dumps)
+        return Idle(self.descriptors | other.descriptors, most, self.tasks | other.tasks)
+
     def beyond(self, usual: Idle) -> list[str]:
         """What is held that usually is not."""
         more = [f"{count} more descriptors of {what}" for what, count in (self.descriptors - usual.descriptors).items()]
@@ -60,18 +65,18 @@ class Idle:
 
 @dataclass(slots=True)
 class ChaosCluster(Cluster):
-    """`served` is the dump root that the service watches, `private` the one that workers publish below."""
+    """`dumps` is the root that the service watches, `private` the one that workers publish below; `room` has both."""
 
     proxies: ProxyThread = field(default_factory=ProxyThread)
     may_mount: bool = False
 
     @property
-    def served(self) -> Path:
-        return self.dumps / "served"
+    def room(self) -> Path:
+        return self.dumps.parent
 
     @property
     def private(self) -> Path:
-        return self.dumps / "private"
+        return self.room / "private"
 
     @property
     def stores(self) -> Path:
@@ -88,7 +93,7 @@ class ChaosCluster(Cluster):
         arguments += ["--dtype", "float32", "--final", "both", "--skip-tokenizer-init", *(flags or WORKER_FLAGS)]
         child = NurseryChild(name, "statetap.embedded", arguments, self.folder / f"{name}-{self.starts}.log")
         ready = child.wait_for("worker.ready", START_SECONDS)
-        proxy = self.proxies.put_before(name, int(ready["port"]), self.private, self.served)
+        proxy = self.proxies.put_before(name, int(ready["port"]), self.private, self.dumps)
         worker = self.workers[name] = Worker(name, flags, child, proxy.port, plain)
         return worker
 
@@ -146,7 +151,7 @@ class ChaosCluster(Cluster):
                 # The ledger's pool opens and closes connections as it needs them.
                 held["the ledger" if "ledger.db" in target else target.replace("pipe:", "a pipe ").split("[")[0]] += 1
         held["the ledger"] = 0
-        mapped = sum(str(self.served) in line for line in (process / "maps").read_text().splitlines())
+        mapped = sum(str(self.dumps) in line for line in (process / "maps").read_text().splitlines())
         return Idle(held, mapped, tasks)
 
     def sample_memory(self) -> int:
@@ -170,20 +175,20 @@ def mounting_is_allowed(folder: Path) -> bool:
 @contextmanager
 def chaos_cluster(folder: Path, model: Path, **runtime: Any) -> Iterator[ChaosCluster]:
     """A cluster without processes yet; all that it starts is ended, and what it mounted or made in shared memory removed."""
-    dumps = Path("/dev/shm") / f"statetap-chaos-{os.getpid()}-{time.monotonic_ns()}"
-    dumps.mkdir(mode=0o700)
-    made = ChaosCluster(folder, dumps, model, RUNTIME | runtime)
+    room = Path("/dev/shm") / f"statetap-chaos-{os.getpid()}-{time.monotonic_ns()}"
+    room.mkdir(mode=0o700)
+    made = ChaosCluster(folder, room / "dumps", model, RUNTIME | runtime)
     made.may_mount = mounting_is_allowed(folder)
     try:
         with ExitStack() as mounts:
             if made.may_mount:
-                mounts.enter_context(small_tmpfs(dumps, DUMP_ROOM))
+                mounts.enter_context(small_tmpfs(room, DUMP_ROOM))
                 mounts.enter_context(small_tmpfs(made.stores, STORE_ROOM))
-            for root in (made.served, made.private):
+            for root in (made.dumps, made.private):
                 root.mkdir(mode=0o700)
             try:
                 yield made
             finally:
                 made.stop()
     finally:
-        shutil.rmtree(dumps)
+        shutil.rmtree(room)

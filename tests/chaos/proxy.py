@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -109,7 +110,8 @@ class Proxy:
 
     async def _sweep(self) -> None:
         while True:
-            self.relay.pass_on(self._awaited)
+            with suppress(OSError):  # a full file system, or a directory that goes: it is tried again
+                self.relay.pass_on(self._awaited)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:

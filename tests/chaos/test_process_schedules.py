@@ -1,4 +1,4 @@
-"""Faults on real processes: kills at persisted steps, what proxies and relays do, and what fills up. `make chaos` has them all."""
+"""Faults on real processes: kills at persisted steps, what proxies and relays do, what fills up. `make chaos` has them all."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ REQUEST_FAULTS: dict[str, RefusalReason | None] = {
     "event lost": None,
     "missing rows": R.MISSING_ROWS,
     "duplicate dump": None,
+    "two readings": R.AMBIGUOUS,
     "NaN": R.BAD_VALUES,
     "zeros": R.BAD_VALUES,
 }
 # These need dumps that say whose they are.
 TOKEN_FAULTS: dict[str, RefusalReason | None] = {
     "in pieces": None,
-    "two readings": R.AMBIGUOUS,
     "wrong token ids": R.WRONG_TOKENS,
     "wrong rid": R.MISSING_ROWS,
     "wrong dtype": R.WRONG_TENSORS,
