@@ -144,13 +144,11 @@ class ChaosCluster(Cluster):
         held: Counter[str] = Counter()
         for descriptor in (process / "fd").iterdir():
             try:
-                target = str(descriptor.readlink())
+                what = _kind(str(descriptor.readlink()))
             except FileNotFoundError:
                 continue
-            if not target.startswith("socket:"):
-                # The ledger's pool opens and closes connections as it needs them.
-                held["the ledger" if "ledger.db" in target else target.replace("pipe:", "a pipe ").split("[")[0]] += 1
-        held["the ledger"] = 0
+            if what is not None:
+                held[what] += 1
         mapped = sum(str(self.dumps) in line for line in (process / "maps").read_text().splitlines())
         return Idle(held, mapped, tasks)
 
@@ -159,6 +157,15 @@ class ChaosCluster(Cluster):
         assert self.service is not None
         pages = int(Path(f"/proc/{self.service.pid}/statm").read_text().split()[1])
         return pages * resource.getpagesize()
+
+
+def _kind(target: str) -> str | None:
+    """What a descriptor is of, by the same words in every process; None where their number says nothing."""
+    if target.startswith("socket:") or "ledger.db" in target:  # the ledger's pool opens and closes connections as it needs them
+        return None
+    if target.endswith(".log"):
+        return "the log"
+    return "a pipe" if target.startswith("pipe:") else target
 
 
 def mounting_is_allowed(folder: Path) -> bool:
