@@ -25,6 +25,8 @@ from tests.fakes.cluster import token_samples, until
 
 WORKERS = ("left", "right")
 POOL = token_samples(160, longest=90, seed=11)
+# The datasets, as (first, samples) of the pool. They are submitted once: a process that takes one in starts others, which costs.
+SLICES = ((20, 24), (0, 30), (50, 36), (80, 20), (100, 40), (130, 28), (64, 32), (8, 22))
 ATTEMPTS = 4
 LONGEST_SECONDS = 90.0
 POLL_SECONDS = 0.05
@@ -50,11 +52,10 @@ class Death:
 
 @dataclass
 class Draw:
-    """What a schedule does to a job of `count` samples of the pool, from `first` on."""
+    """What a schedule does to a job over one of the datasets."""
 
     seed: int
-    first: int
-    count: int
+    dataset: int
     placement: dict[str, Any]
     faults: dict[int, str] = field(default_factory=dict)
     doomed: dict[int, str] = field(default_factory=dict)
@@ -63,17 +64,19 @@ class Draw:
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        return POOL[self.first : self.first + self.count]
+        first, count = SLICES[self.dataset]
+        return POOL[first : first + count]
 
 
 def draw(seed: int, *, may_mount: bool, costly: bool) -> Draw:
     """One to three faults: in requests and dumps, and one of the whole."""
     random = Random(f"processes {seed}")
-    count = random.randint(20, 40)
+    dataset = random.randrange(len(SLICES))
     placement: dict[str, Any] = {"rows_per_shard": random.choice((128, 256, 512))}
     if random.random() < 0.3:
         placement |= {"order": "permutation", "seed": seed}
-    drawn = Draw(seed, random.randrange(len(POOL) - count), count, placement)
+    drawn = Draw(seed, dataset, placement)
+    count = len(drawn.samples)
     kind = random.random()
     if kind < 0.45:
         possible = [name for name, each in DISTURBANCES.items() if (may_mount or not each.mounts) and (costly or not each.costly)]
@@ -91,14 +94,15 @@ def deaths() -> Iterator[Draw]:
     """One schedule for a kill before, and one after, each persisted step, in the middle of a unit where there is one."""
     for number, (step, when) in enumerate(product(STEPS, ("before", "after"))):
         call = 4 if step in ("record an answer", "release a dump") else 2 if step in _ONCE_A_UNIT else 1
-        yield Draw(number, (11 * number) % 100, 24, {"rows_per_shard": 512}, death=Death(step, when, call))
+        yield Draw(number, number % len(SLICES), {"rows_per_shard": 512}, death=Death(step, when, call))
 
 
 class ProcessSchedules:
     """Runs schedules on one cluster, one after the other; `usual` is what its service holds while it is idle."""
 
-    def __init__(self, cluster: ChaosCluster, reference: Reference, usual: Idle) -> None:
+    def __init__(self, cluster: ChaosCluster, datasets: list[str], reference: Reference, usual: Idle) -> None:
         self.cluster = cluster
+        self.datasets = datasets
         self.reference = reference
         self.usual = usual
 
@@ -112,8 +116,10 @@ class ProcessSchedules:
             job = cluster.run_job(client, POOL, "reference.zarr", rows_per_shard=1024)
             assert (job.state, job.progress.samples.stored) == ("completed", len(POOL)), job
             reference = Reference(job.store)
+            slices = [POOL[first : first + count] for first, count in SLICES]
+            datasets = [client.create_dataset(samples, name="samples").id for samples in slices]
         looks = [cluster.idle() for _ in range(LOOKS)]
-        return cls(cluster, reference, reduce(or_, looks))
+        return cls(cluster, datasets, reference, reduce(or_, looks))
 
     def run(self, drawn: Draw) -> Outcome:
         return _Run(self, drawn).run()
@@ -122,6 +128,7 @@ class ProcessSchedules:
 class _Run:
     def __init__(self, schedules: ProcessSchedules, drawn: Draw) -> None:
         self.cluster = schedules.cluster
+        self.dataset = schedules.datasets[drawn.dataset]
         self.reference = schedules.reference
         self.usual = schedules.usual
         self.drawn = drawn
@@ -139,8 +146,7 @@ class _Run:
         cluster.proxies.follow(self.schedule)
         cluster.wait_for_workers(self.client, *WORKERS)
         chosen = PlacementChoice(rows_per_chunk=64, **drawn.placement)
-        dataset = self.client.create_dataset(drawn.samples, name="samples")
-        request = JobRequest(dataset=dataset.id, store=f"{self.key}.zarr", placement=chosen)
+        request = JobRequest(dataset=self.dataset, store=f"{self.key}.zarr", placement=chosen)
         if drawn.death is not None:
             cluster.die_at(drawn.death.step, drawn.death.when, drawn.death.call)
         self._persist(lambda: self._submit(request))
@@ -160,7 +166,7 @@ class _Run:
             level="processes",
             seed=drawn.seed,
             faults=tuple(self._faults()),
-            samples=drawn.count,
+            samples=len(drawn.samples),
             stored=ended.progress.samples.stored,
             failed=ended.failures,
             asked_again=self.schedule.asked.total() - len(self.schedule.asked),

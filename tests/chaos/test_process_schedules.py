@@ -41,7 +41,7 @@ def assert_right(outcome: Outcome) -> None:
 )
 def test_a_kill_at_a_persisted_step_asks_no_worker_again(schedules: ProcessSchedules, step: str, when: str, call: int) -> None:
     """What was committed, or answered with its dumps whole, is not asked for again: the proxies count the requests."""
-    outcome = schedules.run(Draw(0, 20, 24, UNITS_OF_512, death=Death(step, when, call)))
+    outcome = schedules.run(Draw(0, 0, UNITS_OF_512, death=Death(step, when, call)))
     assert outcome.faults == (f"killed {when} step: {step}",), "the service did not come to that step"
     assert_right(outcome)
     # Only what was in flight when it died, one request a worker.
@@ -51,7 +51,7 @@ def test_a_kill_at_a_persisted_step_asks_no_worker_again(schedules: ProcessSched
 
 def test_what_befalls_requests_is_made_good(schedules: ProcessSchedules) -> None:
     faults = [name for name in PROXY_FAULTS if name not in SLOW and name != "error 400"]
-    outcome = schedules.run(Draw(1, 0, 30, UNITS_OF_512, faults=dict(zip(range(2, 30, 3), faults, strict=False))))
+    outcome = schedules.run(Draw(1, 1, UNITS_OF_512, faults=dict(zip(range(2, 30, 3), faults, strict=False))))
     assert sorted(outcome.faults) == sorted(faults)
     assert_right(outcome)
     assert outcome.stored == outcome.samples
@@ -59,14 +59,14 @@ def test_what_befalls_requests_is_made_good(schedules: ProcessSchedules) -> None
 
 def test_what_befalls_dumps_is_refused_and_made_good(schedules: ProcessSchedules) -> None:
     faults = [name for name in DUMP_FAULTS if name not in SLOW]
-    outcome = schedules.run(Draw(2, 50, 36, UNITS_OF_512, faults=dict(zip(range(1, 36, 2), faults, strict=False))))
+    outcome = schedules.run(Draw(2, 2, UNITS_OF_512, faults=dict(zip(range(1, 36, 2), faults, strict=False))))
     assert sorted(outcome.faults) == sorted(faults)
     assert_right(outcome)
     assert outcome.stored == outcome.samples
 
 
 def test_a_sample_that_nobody_can_capture_fails_alone(schedules: ProcessSchedules) -> None:
-    outcome = schedules.run(Draw(3, 80, 20, UNITS_OF_512, doomed={3: "error 400", 11: "NaN"}))
+    outcome = schedules.run(Draw(3, 3, UNITS_OF_512, doomed={3: "error 400", 11: "NaN"}))
     assert_right(outcome)
     assert (outcome.stored, dict(outcome.failed)) == (18, {"request_failed": 1, "bad_values": 1})
 
@@ -77,6 +77,6 @@ def test_a_sample_that_nobody_can_capture_fails_alone(schedules: ProcessSchedule
 def test_what_fills_up_and_is_freed_loses_nothing(schedules: ProcessSchedules, disturbance: str) -> None:
     if not schedules.cluster.may_mount and "full" in disturbance:
         pytest.skip("no file system can be mounted here")
-    outcome = schedules.run(Draw(4, 100, 40, UNITS_OF_512, disturbance=disturbance))
+    outcome = schedules.run(Draw(4, 4, UNITS_OF_512, disturbance=disturbance))
     assert_right(outcome)
     assert outcome.stored == outcome.samples
