@@ -90,18 +90,18 @@ def _query(cluster: ChaosCluster, query: str, *values: Any) -> list[tuple[Any, .
         return database.execute(query, values).fetchall()
 
 
-def unfinished_units(cluster: ChaosCluster) -> list[str]:
+def unfinished_units(cluster: ChaosCluster, job: str) -> list[str]:
     """Leases that nobody holds any more, and units that nobody did."""
-    units = _query(cluster, "SELECT jobs.id, unit, units.state FROM units JOIN jobs ON units.job = jobs.number")
-    return [f"unit {unit} of job {job} is {state}" for job, unit, state in units if state != "committed"]
+    states = "SELECT unit, units.state FROM units JOIN jobs ON units.job = jobs.number WHERE jobs.id = ?"
+    return [f"unit {unit} is {state}" for unit, state in _query(cluster, states, job) if state != "committed"]
 
 
-def leftovers(cluster: ChaosCluster, store: str) -> list[str]:
+def leftovers(cluster: ChaosCluster, job: str, store: str) -> list[str]:
     """Files that should be gone: dumps, error records, answers, and whatever has a temporary name."""
     relays = [proxy.relay for proxy in cluster.proxies.proxies.values()]
     foreign = {path for relay in relays for path in (*relay.foreign, *relay.unfinished)}
     dumps = [path for path in cluster.dumps.rglob("*req_*") if path not in foreign]
-    answers = list((cluster.folder / "data" / "answers").iterdir())
+    answers = list((cluster.folder / "data" / "answers").glob(f"{job}-*"))
     partial = [path for path in Path(store).rglob("*") if path.name.startswith(".") or "partial" in path.name]
     datasets = list((cluster.folder / "data" / "datasets").rglob(".*"))
     return [f"{path} was left" for path in (*dumps, *answers, *partial, *datasets)]

@@ -232,7 +232,7 @@ class _Run:
         units = [event.data["unit"] for event in self.client.events(ended.id, follow=False) if event.event == "unit.committed"]
         if sorted(units) != list(range(ended.progress.units_total)):
             problems.append(f"units {sorted(units)} were committed, of {ended.progress.units_total}")
-        problems += unfinished_units(cluster)
+        problems += unfinished_units(cluster, ended.id)
         for death in self.deaths:
             again = [sample for sample in death.asked_again(self.schedule.asked) if sample not in self.schedule.hits]
             problems += [f"sample {sample} was asked for again, though its dumps or its commit were there" for sample in again]
@@ -240,7 +240,7 @@ class _Run:
             problems.append(f"{more} errors that nobody foresaw; see {cluster.service and cluster.service.log_file}")
         problems += harmed_foreigners(cluster)
         self.client.close()
-        problems += self._until_nothing(lambda: leftovers(cluster, ended.store))
+        problems += self._until_nothing(lambda: leftovers(cluster, ended.id, ended.store))
         problems += self._until_nothing(lambda: cluster.idle().beyond(self.usual))
         return problems
 
