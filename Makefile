@@ -19,14 +19,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUTF8 := 1
 
 # In tests torch shares the cores with what it is tested beside.
-test test-sglang mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
+test test-sglang chaos mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
 # Tokenizers start a thread for each core, for texts of a line.
 fuzz: export TOKENIZERS_PARALLELISM := false
 test-sglang bench-plugin: export E2E_SGLANG_ENVIRONMENT := $(abspath $(SGLANG_VENV))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin mutants fuzz conformance clean
+.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin chaos mutants fuzz conformance clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ bench: setup ## measure; figures are ratios within one run
 
 bench-plugin: setup-sglang ## measure what the plugin costs a server, and what JSON would
 	$(PY) -m tests.bench.plugin
+
+chaos: setup ## hundreds of schedules of faults; ARGS="--processes 0 --virtual 20" chooses
+	$(PY) -m tests.chaos $(ARGS)
 
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)

@@ -128,13 +128,14 @@ class JobCourse:
                 before = await prepare(record, dataset, tokens, self._ledger, self._store, self._version)
                 self.projector.mark(record)
                 await self.projector.flush(record.id)
-                return before
             except StoreFull as error:
                 seconds = self._ports.settings.disk_probe_seconds
                 reason = f"{PAUSED_BY_DISK}: {error}; tried again every {seconds:g} s"
                 if await self._states.explain(record.id, reason):
                     await self._tell_of_waiting(record.id, reason)
                 await self._ports.clock.sleep(seconds)
+            else:
+                return before
 
     async def _tell_of_waiting(self, job: str, reason: str) -> None:
         await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
