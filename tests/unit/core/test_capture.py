@@ -308,7 +308,6 @@ def test_what_is_incomplete_needs_no_name():
     assert assemble_by_tokens(expected(10), [plugin_dump("d", 0, 8)], {}, set()) == Incomplete(8, 10)
 
 
-
 @pytest.mark.parametrize("other", [{"capture": replace(CAPTURE, aux_layer_ids=(1, 3, 4))}, {"model_fingerprint": "weights-2"}])
 def test_what_another_tap_captured_is_refused_however_well_it_fits(other):
     by_tokens = assemble_by_tokens(expected(8), [plugin_dump("d", 0, 8, **other)], {})
