@@ -19,7 +19,7 @@ from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
 from statetap.core.spec import HiddenArray
 from statetap.ports import Segment, StorePlan, UnitWrite
-from statetap_client.shard_files import MissingRows, ShardFiles
+from statetap_client.shard_files import MissingRows, RowRange, ShardFiles
 
 from tests.fakes.store import NUMPY_DTYPES
 from tests.fakes.store_on_disk import AUX, LAST, PRENORM, as_view, attributes
@@ -123,12 +123,12 @@ def check_own_reader(root: Path, name: str, wanted: np.ndarray, unit: dict[str, 
     start, chunk = unit["skip"] * unit["geometry"].rows_per_shard, unit["geometry"].rows_per_chunk
     for row, length in unit["spans"]:
         read = np.empty((length, wanted.shape[1]), np.uint8)
-        files.read_into(read, start + row)
+        files.read([RowRange(start + row, length, as_view(read))])
         assert np.array_equal(read, wanted[start + row : start + row + length])
     touched = {r // chunk for row, length in unit["spans"] for r in range(row, row + length)}
     for empty in set(range(unit["rows"] // chunk)) - touched:
         with pytest.raises(MissingRows):
-            files.read_into(np.empty((1, wanted.shape[1]), np.uint8), start + empty * chunk)
+            files.read([RowRange(start + empty * chunk, 1, as_view(np.empty(wanted.shape[1], np.uint8)))])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("zarrs") is None, reason="zarrs is not installed")
