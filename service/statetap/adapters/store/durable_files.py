@@ -65,7 +65,7 @@ def write_all_at(descriptor: int, buffers: Sequence[memoryview], offset: int, *,
 
     Each call begins at a multiple of `block` bytes, if all buffers are as long as one: what O_DIRECT asks for.
     """
-    pending = list(buffers)
+    pending = [buffer for buffer in buffers if len(buffer)]
     while pending:
         written = os.pwritev(descriptor, pending[:MAX_BUFFERS], offset)
         written -= written % block

@@ -113,7 +113,9 @@ class _Attempt:
                 raise min(failures, key=lambda error: isinstance(error, _AbandonedError))
             objects = tuple(future.result() for future in futures)
             for written in objects:
+                self._check()
                 self._publish(written)
+            self._check()
         except BaseException:
             self._undo()
             raise
@@ -130,11 +132,7 @@ class _Attempt:
             raise
 
     def _write_temporary(self, plan: ShardPlan, mappings: SharedMappings) -> ShardObject:
-        def check() -> None:
-            if self.abandoned.is_set():
-                raise _AbandonedError(f"writing {plan.key} was abandoned")
-
-        check()
+        self._check()
         temporary = self._temporary(plan.key)
         make_directories(temporary.parent)
         # A fence is held once: a file of this name is what a killed process left.
@@ -143,10 +141,14 @@ class _Attempt:
         nbytes = plan.nbytes
         file = object_files.create(temporary, nbytes, self._way(temporary.parent))
         try:
-            write_object(plan, file, hasher, mappings, check)
+            write_object(plan, file, hasher, mappings, self._check)
         finally:
             file.close()
         return ShardObject(key=plan.key, nbytes=nbytes, digest=hasher.intdigest())
+
+    def _check(self) -> None:
+        if self.abandoned.is_set():
+            raise _AbandonedError(f"writing a unit to {self._root} was abandoned")
 
     def _publish(self, written: ShardObject) -> None:
         """Give the object its name, or adopt the same bytes. Durable afterwards, its directories included."""
