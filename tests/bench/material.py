@@ -50,7 +50,9 @@ class Material:
         units = []
         for number, first in enumerate(range(0, len(self.files), per_unit)):
             dumps = [open_dump(file) for file in self.files[first : first + per_unit]]
-            segments = [Segment(a.name, i * apart, dump.tensors[a.name].data) for a in self.arrays for i, dump in enumerate(dumps)]
+            segments = [
+                Segment(a.name, i * apart, dump.tensors[a.name].data) for a in self.arrays for i, dump in enumerate(dumps)
+            ]
             unit = UnitWrite(
                 location=str(location.absolute()),
                 arrays=self.arrays,

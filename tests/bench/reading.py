@@ -70,7 +70,8 @@ def rows(material: Material, disk: Path, rounds: int) -> list[Row]:
             times_faster(cold, best_cold, TORCH),
             "×",
             2.0,
-            details=figures(cold) | {f"{OURS}, x": times_faster(cold, OURS, TORCH), f"{DIRECT}, x": times_faster(cold, DIRECT, TORCH)},
+            details=figures(cold)
+            | {f"{OURS}, x": times_faster(cold, OURS, TORCH), f"{DIRECT}, x": times_faster(cold, DIRECT, TORCH)},
         ),
         Row("random whole samples, warm, against torch.load", times_faster(warm, OURS, TORCH), "×", 2.0, details=figures(warm)),
         Row(
@@ -95,7 +96,9 @@ class _Checkpoints:
 
 
 def _loader(samples: Any) -> DataLoader[Any]:
-    return DataLoader(samples, batch_size=None, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    return DataLoader(
+        samples, batch_size=None, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    )
 
 
 def _consume(loader: DataLoader[Any]) -> None:

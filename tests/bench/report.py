@@ -65,8 +65,6 @@ def plot(rows: Sequence[Row]) -> str:
         y = 14 + step * number
         x, end = sorted((at(1), at(reached)))
         lines.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(row.name)}</text>')
-        lines.append(
-            f'<rect x="{x:.0f}" y="{y}" width="{max(end - x, 2):.0f}" height="16" fill="{_COLOURS[row.verdict]}"/>'
-        )
+        lines.append(f'<rect x="{x:.0f}" y="{y}" width="{max(end - x, 2):.0f}" height="16" fill="{_COLOURS[row.verdict]}"/>')
         lines.append(f'<text x="{left + width + 6}" y="{y + 13}">{escape(figure(row))}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"

@@ -64,7 +64,9 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
     return [
         against(CP, 1.0),
         Row("the same, CPU, with digests and value checks", cpu[OURS], "CPU-s/GB", at_most=0.40),
-        Row("the same, CPU, bytes alone", cpu[BARE], "CPU-s/GB", at_most=0.15, details={"x cp": times_faster(measured, BARE, CP)}),
+        Row(
+            "the same, CPU, bytes alone", cpu[BARE], "CPU-s/GB", at_most=0.15, details={"x cp": times_faster(measured, BARE, CP)}
+        ),
         Row("into a null sink, with digests and value checks", _per_core(measured[NULL], material), "GB/s a core"),
         Row("into a null sink, bytes alone", _per_core(measured[BARE_NULL], material), "GB/s a core"),
         against(SPECFORGE, 5.0),

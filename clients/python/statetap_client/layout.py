@@ -181,8 +181,10 @@ def is_token_sharding(document: dict[str, Any]) -> bool:
         return False
     found, expected = codecs[0]["configuration"], wanted["codecs"][0]["configuration"]
     zstd = len(found["codecs"]) == 2 and found["codecs"][1].get("name") == "zstd"
-    return zstd and found["codecs"][0] == expected["codecs"][0] and all(
-        found.get(key) == expected[key] for key in ("index_codecs", "index_location")
+    return (
+        zstd
+        and found["codecs"][0] == expected["codecs"][0]
+        and all(found.get(key) == expected[key] for key in ("index_codecs", "index_location"))
     )
 
 

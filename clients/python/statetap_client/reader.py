@@ -247,9 +247,7 @@ class _Taken:
 
     def sample(self, *, as_torch: bool) -> Sample[Any]:
         dtypes = dict.fromkeys(self._reader.hidden_arrays, self._reader.dtype) | layout.TOKEN_ARRAYS
-        found = {
-            name: self.block.tensor_of(array, dtypes[name]) if as_torch else array for name, array in self.arrays.items()
-        }
+        found = {name: self.block.tensor_of(array, dtypes[name]) if as_torch else array for name, array in self.arrays.items()}
         return Sample(self.index, self._reader.ids[self.index], int(self._reader._next_token[self.index]), **found)
 
 

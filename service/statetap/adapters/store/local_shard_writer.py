@@ -86,9 +86,7 @@ class _AbandonedError(StoreError):
 class _Attempt:
     """One try at writing a unit."""
 
-    def __init__(
-        self, root: Path, fence: int, plans: Sequence[ShardPlan], way: Callable[[Path], Alignment | None]
-    ) -> None:
+    def __init__(self, root: Path, fence: int, plans: Sequence[ShardPlan], way: Callable[[Path], Alignment | None]) -> None:
         self.abandoned = Event()
         self._root = root
         self._fence = fence

@@ -81,7 +81,9 @@ def test_allocation_tells_what_the_kernel_says(tmp_path) -> None:
     assert caught.value.errno == errno.EBADF
 
 
-@pytest.mark.parametrize(("direct", "cached", "chosen"), [(1.0, 1.0, True), (1.2, 1.0, True), (2.0, 1.0, False), (0.5, 1.0, True)])
+@pytest.mark.parametrize(
+    ("direct", "cached", "chosen"), [(1.0, 1.0, True), (1.2, 1.0, True), (2.0, 1.0, False), (0.5, 1.0, True)]
+)
 def test_the_faster_way_is_taken_and_measured_once(tmp_path, monkeypatch, direct, cached, chosen) -> None:
     alignment = Alignment(512, 4096)
     measured = []

@@ -241,6 +241,28 @@ async def test_a_cancelled_write_waits_for_its_thread_and_leaves_nothing(locatio
     assert files_of(location) == {}
 
 
+async def test_a_caller_that_left_while_it_was_published_finds_nothing(location, writer, monkeypatch) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    link, links = os.link, []
+
+    def last_link(source, target) -> None:
+        links.append(target)
+        if len(links) == 2:
+            started.set()
+            go_on.wait(30)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", last_link)
+    task = asyncio.create_task(writer.write(make_unit(location)))
+    await asyncio.to_thread(started.wait, 30)
+    task.cancel()
+    await asyncio.wait([task], timeout=0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert files_of(location) == {}
+
+
 async def test_no_more_objects_at_a_time_than_told(location, monkeypatch) -> None:
     writer = LocalShardWriter(parallel=1)
     active, most = 0, 0

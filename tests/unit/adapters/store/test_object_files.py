@@ -121,6 +121,16 @@ def test_more_buffers_than_one_call_takes(tmp_path, alignment, memory) -> None:
     assert written(tmp_path / "object", [buffers], alignment) == b"".join(buffers)
 
 
+def test_it_is_synced_after_its_last_byte(tmp_path, monkeypatch, alignment, memory) -> None:
+    log: list[str] = []
+    for name in ("pwritev", "ftruncate", "fsync"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *call, name=name, real=real: log.append(name) or real(*call))
+    written(tmp_path / "object", [[memory[:9000].data], [memory[:340].data]], alignment)
+    assert log[-1] == "fsync"
+    assert "pwritev" in log
+
+
 def test_nothing_is_replaced(tmp_path, alignment) -> None:
     (tmp_path / "object").write_bytes(b"there")
     with pytest.raises(FileExistsError):
