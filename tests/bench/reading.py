@@ -68,16 +68,16 @@ def rows(material: Material, disk: Path, rounds: int) -> list[Row]:
         Row(
             "random whole samples, cold, against torch.load",
             times_faster(cold, best_cold, TORCH),
-            "×",
+            "x",
             2.0,
             details=figures(cold)
             | {f"{OURS}, x": times_faster(cold, OURS, TORCH), f"{DIRECT}, x": times_faster(cold, DIRECT, TORCH)},
         ),
-        Row("random whole samples, warm, against torch.load", times_faster(warm, OURS, TORCH), "×", 2.0, details=figures(warm)),
+        Row("random whole samples, warm, against torch.load", times_faster(warm, OURS, TORCH), "x", 2.0, details=figures(warm)),
         Row(
             "the same through a DataLoader with 2 workers",
             times_faster(loaded, "StoredSamples", TORCH),
-            "×",
+            "x",
             1.25,
             details=figures(loaded),
         ),

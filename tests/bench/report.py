@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
+from math import log2
 from pathlib import Path
 
 from rich.console import Console
@@ -48,19 +49,15 @@ def plot(rows: Sequence[Row]) -> str:
     height = step * len(judged) + 50
 
     def at(reached: float) -> float:
-        from math import log2
-
         return left + width * (min(max(log2(reached), -2), 2) + 2) / 4
 
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{height}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{left + width + 90}" height="{height}" fill="white"/>',
-    ]
+    size = f'width="{left + width + 90}" height="{height}"'
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="13">']
+    lines.append(f'<rect {size} fill="white"/>')
     for mark in (0.25, 0.5, 1, 2, 4):
         stroke = "#333" if mark == 1 else "#ccc"
         lines.append(f'<line x1="{at(mark):.0f}" x2="{at(mark):.0f}" y1="10" y2="{height - 30}" stroke="{stroke}"/>')
-        lines.append(f'<text x="{at(mark):.0f}" y="{height - 12}" text-anchor="middle">{mark:g} × target</text>')
+        lines.append(f'<text x="{at(mark):.0f}" y="{height - 12}" text-anchor="middle">{mark:g} x target</text>')
     for number, (row, reached) in enumerate(judged):
         y = 14 + step * number
         x, end = sorted((at(1), at(reached)))

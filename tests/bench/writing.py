@@ -59,7 +59,7 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
 
     def against(name: str, at_least: float | None) -> Row:
         details = {"MB/s": speeds[OURS], f"{name}, MB/s": speeds[name], f"{name}, CPU-s/GB": cpu[name]}
-        return Row(f"dumps to durable shards, against {name}", times_faster(measured, OURS, name), "×", at_least, details=details)
+        return Row(f"dumps to durable shards, against {name}", times_faster(measured, OURS, name), "x", at_least, details=details)
 
     return [
         against(CP, 1.0),

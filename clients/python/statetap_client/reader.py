@@ -110,8 +110,8 @@ class StoreReader:
     ) -> Sample[torch.Tensor]:
         """A stored sample as torch tensors; bfloat16 stays bfloat16, bit for bit.
 
-        `rows`, end exclusive and counted from the sample's first, asks for those alone. The tensors have memory of their own, or lie
-        in `buffer` until that is read into again. `verify` compares the whole sample's digest with the recorded one.
+        `rows`, end exclusive and counted from the sample's first, asks for those alone. The tensors have memory of their own, or
+        lie in `buffer` until that is read into again. `verify` compares the whole sample's digest with the recorded one.
 
         Raises:
             IndexError: no such sample, or no such rows of it.

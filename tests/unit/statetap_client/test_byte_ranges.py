@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,9 +57,9 @@ def test_any_ranges_are_filled_exactly(path, spans) -> None:
     for direct in (False, True):
         file = RangeFile(path, direct=direct)
         ranges, rooms = [], []
-        for start, length, at_page, roomy in spans:
-            start = start // PAGE * PAGE if at_page else start
-            length = min(length, NBYTES - start)
+        for anywhere, most, at_page, roomy in spans:
+            start = anywhere // PAGE * PAGE if at_page else anywhere
+            length = min(most, NBYTES - start)
             memory = pages(length // PAGE + 3)
             memory[:] = b"\xa5" * len(memory)
             room = -(-length // PAGE) * PAGE if roomy else length
@@ -105,7 +106,7 @@ def test_the_last_page_is_read_as_far_as_it_goes(file, path) -> None:
 
 def test_whole_pages_go_past_the_page_cache_and_others_through_it(path, monkeypatch) -> None:
     file, calls = RangeFile(path, direct=True), Calls(monkeypatch)
-    direct = next(int(fd) for fd in os.listdir("/proc/self/fd") if is_direct(int(fd), path))
+    direct = next(int(fd.name) for fd in Path("/proc/self/fd").iterdir() if is_direct(int(fd.name), path))
     file.read_into([ByteRange(0, 100, pages(1)), ByteRange(PAGE, PAGE, pages(2)[100:]), ByteRange(7, PAGE, pages(2))])
     assert [descriptor == direct for descriptor, _, _ in calls.made] == [True, False, False]
     file.close()
@@ -130,7 +131,7 @@ def is_direct(descriptor: int, path) -> bool:
     import fcntl
 
     try:
-        same = os.readlink(f"/proc/self/fd/{descriptor}") == str(path)
+        same = Path(f"/proc/self/fd/{descriptor}").readlink() == path
         return same and bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
     except OSError:
         return False

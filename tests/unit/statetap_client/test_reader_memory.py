@@ -133,7 +133,7 @@ def test_an_error_names_the_sample_among_several(store, tmp_path) -> None:
     reader = StoreReader(tmp_path / "store")
     start, _ = reader.row_range(5)
     (tmp_path / "store" / layout.shard_key(LAST, start // 64, (1024,))).unlink()
-    with pytest.raises(StoreReadError, match="sample 5 .*'sample-5'.* is marked stored, but its object"):
+    with pytest.raises(StoreReadError, match=r"sample 5 .*'sample-5'.* is marked stored, but its object"):
         reader.samples([0, 1, 5])
 
 
@@ -142,7 +142,7 @@ def test_digests_on_demand(store, tmp_path, rows) -> None:
     shutil.copytree(store, tmp_path / "store")
     reader = StoreReader(tmp_path / "store")
     assert reader.sample(2, rows=rows, verify=True).index == 2
-    start, end = reader.row_range(2)
+    _, end = reader.row_range(2)
     with (tmp_path / "store" / layout.shard_key(LAST, 0, (1024,))).open("r+b") as file:
         file.seek((end - 1) * 2048)
         file.write(b"\xff")

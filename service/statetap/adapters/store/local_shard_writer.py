@@ -8,7 +8,6 @@ fails, what this attempt made is removed again. The work runs in a few threads; 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import suppress

@@ -19,7 +19,7 @@ _INTEGER: dict[str, type[np.unsignedinteger[Any]]] = {"bfloat16": np.uint16, "fl
 
 
 class RowChecker:
-    """Checks one hidden array of one capture, block by block. Small blocks are still in the processor's cache from the hashing."""
+    """Checks one hidden array of one capture, block by block: small ones are still in the cache from their hashing."""
 
     def __init__(self, array: HiddenArray) -> None:
         self._array = array
@@ -36,7 +36,7 @@ class RowChecker:
         `block` is whole rows, the first of which is the capture's row `first_row`.
         """
         bits = np.frombuffer(block, self._integer).reshape(-1, self._array.row_shape[-1])
-        # The largest number that the bits can be is negative, the largest signed one positive: no copy without the sign is needed.
+        # The largest number is that of a negative, the largest signed one of a positive: no copy without the signs is needed.
         if bits.max() >= self._negative_infinity or bits.view(self._signed).max() >= self._infinity:
             vector = int(np.flatnonzero(((bits & self._magnitude) >= self._infinity).any(axis=1))[0])
             return self._describe(vector, first_row, "is not finite")

@@ -169,7 +169,7 @@ async def test_one_objects_failure_ends_the_others_and_is_what_is_told(location,
     pwritev = os.pwritev
 
     def faulty(descriptor, buffers, offset):
-        if LAST in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if LAST in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
             started.wait(30)
             raise OSError(errno.EIO, "Input/output error")
         started.set()
