@@ -143,6 +143,6 @@ def _shared(nbytes: int) -> Block:
     import torch
 
     # What torch's own collation of batches does in a worker.
-    storage = torch.UntypedStorage._new_shared(max(_whole_pages(nbytes), PAGE_BYTES))
+    storage = torch.UntypedStorage._new_shared(max(_whole_pages(nbytes), PAGE_BYTES))  # type: ignore[no-untyped-call]
     tensor = torch.empty(0, dtype=torch.uint8).set_(storage)
     return Block(tensor.numpy(), tensor)
