@@ -37,6 +37,7 @@ from statetap.core.records import WorkerRecord
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
 from statetap.ports import Clock, DumpSource, TapSeen
 from statetap.runtime.admission import Admission
+from statetap.runtime.disk_watch import DiskWatch
 from statetap.runtime.driver import WorkerPorts
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
@@ -121,9 +122,10 @@ def wire(settings: Settings) -> Wired:
         ledger,
         clock,
         locate=lambda place: locate_store(place, settings),
+        reserve_bytes=settings.runtime.disk_reserve_bytes,
         version=__version__,
     )
-    service = Service(owner, ledger, pool, course)
+    service = Service(owner, ledger, pool, course, DiskWatch(states, course, store, ports))
     app = build_app(
         Services(
             jobs=JobDesk(states, admission, course, pool, ledger, log),

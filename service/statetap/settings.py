@@ -71,7 +71,10 @@ class Limits(Section):
 
 
 class Runtime(Section):
-    """How the runtime paces itself. A request may take the base plus so much for each 1,000 tokens of its samples."""
+    """How the runtime paces itself. A request may take the base plus so much for each 1,000 tokens of its samples.
+
+    While a store's file system has less than `disk_reserve_bytes` free, its jobs are paused.
+    """
 
     lease_seconds: Seconds = 60.0
     request_timeout_base_seconds: Seconds = 60.0
@@ -83,6 +86,8 @@ class Runtime(Section):
     progress_seconds: Seconds = 10.0
     projection_seconds: Seconds = 5.0
     writer_threads: Count = 2
+    disk_reserve_bytes: int = Field(default=1 << 30, ge=0)
+    disk_probe_seconds: Seconds = 5.0
     rescan_seconds: Seconds = 30.0
     torn_after_seconds: Seconds = 60.0
     drain_seconds: float = Field(default=30.0, ge=0)

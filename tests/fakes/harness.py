@@ -22,6 +22,7 @@ from statetap.core.records import JobRecord, SampleStatus, WorkerRecord
 from statetap.core.spec import CaptureSpec, Final, HiddenArray, Identity, ModelFacts
 from statetap.ports import GenerateSample, RecordedAnswer, ServerFacts, StorePlan, TapSeen
 from statetap.runtime.admission import Admission
+from statetap.runtime.disk_watch import DiskWatch
 from statetap.runtime.driver import WorkerPorts
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
@@ -249,10 +250,12 @@ class World:
             self.ledger,
             self.clock,
             locate=lambda place: place,
+            reserve_bytes=self.settings.disk_reserve_bytes,
             version="0.1.0",
         )
         self.desk = JobDesk(self.states, self.admission, self.course, self.pool, self.ledger, log)
-        self.service = Service(owner, self.ledger, self.pool, self.course)
+        disk = DiskWatch(self.states, self.course, self.store, ports)
+        self.service = Service(owner, self.ledger, self.pool, self.course, disk)
         await self.service.start(self.configured)
         self.running = True
 

@@ -27,7 +27,7 @@ from statetap.core.records import (
     UnitState,
     WorkerRecord,
 )
-from statetap.ports import CommitEvent, IdempotencyConflict, LeaseLost, LedgerError, NotFound, Page
+from statetap.ports import CommitEvent, IdempotencyConflict, IdempotencyKey, LeaseLost, LedgerError, NotFound, Page
 
 T = TypeVar("T")
 
@@ -134,10 +134,14 @@ class FakeLedger:
 
     # --- jobs
 
-    async def add_job(self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
+    async def add_job(
+        self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, key: IdempotencyKey | None = None
+    ) -> None:
         if job.id in self.jobs_by_id:
             raise LedgerError(f"there is a job {job.id!r} already")
         _get(self.datasets_by_id, job.spec.dataset, "dataset")
+        if key is not None and await self.idempotent(key) is not None:
+            raise IdempotencyConflict(f"the idempotency key {key.key!r} stands for another job")
         new = FakeJob(job)
         new.units = {u.index: FakeUnit(replace(u, state=UnitState.PENDING)) for u in units}
         for s in samples:
@@ -150,8 +154,12 @@ class FakeLedger:
             new.samples[s.sample] = s
         _require_whole([u.record for u in new.units.values()], new.samples.values())
         self.jobs_by_id[job.id] = new
+        if key is not None:
+            self.keys[key.key] = (key.request_hash, job.id)
 
-    async def append_units(self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
+    async def append_units(
+        self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, state: JobState, at: float
+    ) -> JobRecord:
         this, new, moved = self._job(job), list(units), list(samples)
         for unit in new:
             if unit.index <= max(this.units, default=-1):
@@ -174,6 +182,7 @@ class FakeLedger:
                 next_token=-1,
                 digest=0,
             )
+        return await self.set_job_state(job, state, None, at=at)
 
     async def job(self, job: str) -> JobRecord:
         return self._job(job).view()
@@ -300,16 +309,11 @@ class FakeLedger:
 
     # --- keys, workers, events
 
-    async def idempotent(self, key: str, request_hash: str) -> str | None:
-        recorded_hash, job = self.keys.get(key, (request_hash, None))
-        if recorded_hash != request_hash:
-            raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request")
+    async def idempotent(self, key: IdempotencyKey) -> str | None:
+        recorded_hash, job = self.keys.get(key.key, (key.request_hash, None))
+        if recorded_hash != key.request_hash:
+            raise IdempotencyConflict(f"the idempotency key {key.key!r} was used for another request")
         return job
-
-    async def record_idempotent(self, key: str, request_hash: str, job: str, *, at: float) -> None:
-        if await self.idempotent(key, request_hash) not in (None, job):
-            raise IdempotencyConflict(f"the idempotency key {key!r} stands for another job")
-        self.keys[key] = (request_hash, job)
 
     async def add_worker(self, worker: WorkerRecord) -> None:
         self.workers_by_name[worker.name] = worker

@@ -32,6 +32,22 @@ MUTANTS = (
         breaks="a unit's bytes are reserved before it is leased, so that it can always finish",
     ),
     Mutant(
+        name="disk-resumes-nothing",
+        file=f"{RUNTIME}/disk_watch.py",
+        old="            await self._course.resume(job.id)",
+        new="            pass",
+        catcher=tests(f"{TESTS}/test_disk_watch.py"),
+        breaks="a job that was paused by a full disk goes on by itself",
+    ),
+    Mutant(
+        name="disk-resumes-what-a-person-paused",
+        file=f"{RUNTIME}/disk_watch.py",
+        old='job.state is JobState.PAUSED and (job.reason or "").startswith(f"{PAUSED_BY_DISK}: ")',
+        new="job.state is JobState.PAUSED",
+        catcher=tests(f"{TESTS}/test_disk_watch.py"),
+        breaks="a job that a person paused waits for that person",
+    ),
+    Mutant(
         name="runtime-lends-a-busy-run",
         file=f"{RUNTIME}/dispatcher.py",
         old="if run.id in self._turns.values() or not",

@@ -190,8 +190,7 @@ class Comparison(RuleBasedStateMachine):
         index = len(self.model.jobs_by_id["job"].units)
         moved = [replace(s, unit=index, row_start=64 * index + 8 * position) for position, s in enumerate(chosen)]
         new = [unit(index, [s.sample for s in moved])] if moved else []
-        self.both(lambda ledger: ledger.append_units("job", new, moved))
-        self.both(lambda ledger: ledger.set_job_state("job", JobState.RUNNING, None, at=self.now))
+        self.both(lambda ledger: ledger.append_units("job", new, moved, state=JobState.RUNNING, at=self.now))
 
     @precondition(lambda self: self.model.jobs_by_id)
     @invariant()

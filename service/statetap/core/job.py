@@ -27,7 +27,7 @@ class PlanFailed:
 
 @dataclass(frozen=True, slots=True)
 class PauseAsked:
-    reason: str | None = None
+    pass
 
 
 @dataclass(frozen=True, slots=True)

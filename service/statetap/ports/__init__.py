@@ -17,7 +17,17 @@ from statetap.ports.inference import (
     ServerFacts,
     WorkerUnreachable,
 )
-from statetap.ports.ledger import BadCursor, CommitEvent, IdempotencyConflict, LeaseLost, Ledger, LedgerError, NotFound, Page
+from statetap.ports.ledger import (
+    BadCursor,
+    CommitEvent,
+    IdempotencyConflict,
+    IdempotencyKey,
+    LeaseLost,
+    Ledger,
+    LedgerError,
+    NotFound,
+    Page,
+)
 from statetap.ports.store import (
     CaptureInspector,
     CaptureReport,
@@ -53,6 +63,7 @@ __all__ = [
     "GenerateAnswer",
     "GenerateSample",
     "IdempotencyConflict",
+    "IdempotencyKey",
     "InferenceClient",
     "InferenceError",
     "LeaseLost",

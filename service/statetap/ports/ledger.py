@@ -54,6 +54,14 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A client's name for one submission, with a hash of what was submitted under it."""
+
+    key: str
+    request_hash: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommitEvent:
     """What a commit appends to the job's event log."""
 
@@ -74,8 +82,10 @@ class Ledger(Protocol):
         """LedgerError: an unfinished job needs it."""
         ...
 
-    async def add_job(self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
-        """Record a planned job whole: counts are taken from `samples` and `units`."""
+    async def add_job(
+        self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, key: IdempotencyKey | None = None
+    ) -> None:
+        """Record a planned job whole, and the key that stands for it; counts are taken from `samples` and `units`."""
         ...
 
     async def job(self, job: str) -> JobRecord: ...
@@ -85,8 +95,10 @@ class Ledger(Protocol):
 
     async def set_job_state(self, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord: ...
 
-    async def append_units(self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
-        """Retry: `samples` (failed ones) become pending again, in these new units; their `row_start` moves."""
+    async def append_units(
+        self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, state: JobState, at: float
+    ) -> JobRecord:
+        """Retry: `samples` (failed ones) become pending again, in new units; their `row_start` moves, the job is `state`."""
         ...
 
     async def peek_unit(self, job: str, *, now: float) -> UnitRecord | None:
@@ -140,11 +152,9 @@ class Ledger(Protocol):
         """Failed and skipped samples by the kind of their reason."""
         ...
 
-    async def idempotent(self, key: str, request_hash: str) -> str | None:
+    async def idempotent(self, key: IdempotencyKey) -> str | None:
         """The job recorded under `key`, None if the key is new. IdempotencyConflict: used for another request."""
         ...
-
-    async def record_idempotent(self, key: str, request_hash: str, job: str, *, at: float) -> None: ...
 
     async def add_worker(self, worker: WorkerRecord) -> None:
         """Add or replace."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from statetap.core.placement import place
 from statetap.core.records import JobCounts, JobRecord, JobState, SampleRecord, SampleStatus, UnitRecord
-from statetap.ports import Clock, Ledger, NotFound, Store, StoreError, StoreFacts
+from statetap.ports import Clock, IdempotencyKey, Ledger, NotFound, Store, StoreError, StoreFacts
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.open_datasets import OpenDatasets
 from statetap.runtime.planning import Plan, Workers, plan_job, resolve_capture, unit_records
@@ -21,7 +21,7 @@ SAMPLES_PER_READ = 1000
 
 
 class Admission:
-    """`locate` turns a submitted store into its location, or raises Refused."""
+    """`locate` turns a submitted store into its location, or raises Refused; `reserve_bytes` are left free there."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Admission:
         clock: Clock,
         *,
         locate: Callable[[str], str],
+        reserve_bytes: int,
         version: str,
     ) -> None:
         self._states = states
@@ -42,10 +43,11 @@ class Admission:
         self._ledger = ledger
         self._clock = clock
         self._locate = locate
+        self._reserve_bytes = reserve_bytes
         self._version = version
 
-    async def record(self, submission: JobSubmission) -> tuple[JobRecord, int]:
-        """Plan a job and record it; returns it with the bytes that its store will take. Refused: nothing was recorded."""
+    async def record(self, submission: JobSubmission, key: IdempotencyKey | None) -> tuple[JobRecord, int]:
+        """Plan a job and record it under its key; returns it with its store's bytes. Refused: nothing was recorded."""
         try:
             dataset = await self._ledger.dataset(submission.dataset)
         except NotFound as error:
@@ -71,7 +73,7 @@ class Admission:
             counts=JobCounts(),
             created_at=self._clock.now(),
         )
-        await self._ledger.add_job(job, plan.units(job.id), plan.samples(job.id, opened))
+        await self._ledger.add_job(job, plan.units(job.id), plan.samples(job.id, opened), key=key)
         return await self._states.reread(job.id), plan.store_bytes
 
     async def plan_retry(self, job: JobRecord) -> tuple[list[UnitRecord], list[SampleRecord]]:
@@ -134,10 +136,10 @@ class Admission:
 
     async def _check_space(self, location: str, plan: Plan) -> None:
         free = await self._store.free_bytes(location)
-        if free is not None and plan.store_bytes > free:
+        if free is not None and plan.store_bytes + self._reserve_bytes > free:
             raise Refused(
                 RefusalKind.NO_SPACE,
-                f"the job needs {plan.store_bytes:,} bytes, {location} has {free:,} free; "
-                "free some, use another store, or submit with ignore_space",
+                f"the job needs {plan.store_bytes:,} bytes, {location} has {free:,} free, of which {self._reserve_bytes:,} are "
+                "kept in reserve (runtime.disk_reserve_bytes); free some, use another store, or submit with ignore_space",
                 field="store",
             )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from statetap.core.job import CancelAsked, PauseAsked, PlanFailed, Planned, UnitsSettled
+from statetap.core.job import CancelAsked, PauseAsked, PlanFailed, Planned, ResumeAsked, UnitsSettled
 from statetap.core.records import JobRecord, JobState, UnitState
 from statetap.ports import Datasets, Store, StoreError
 from statetap.runtime.dispatcher import Dispatcher
@@ -127,6 +127,22 @@ class JobCourse:
         (await self._states.tally(job)).began(self._ports.clock.monotonic())
         self._pool.changed.set()
 
+    async def pause(self, job: str, reason: str) -> None:
+        """Lease no further unit of a job. Who pauses it last says why it waits."""
+        before = await self._states.current(job)
+        record = await self._states.move(job, PauseAsked(), reason)
+        if (record.state, record.reason) != (before.state, before.reason):
+            await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
+            self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
+
+    async def resume(self, job: str) -> None:
+        before = await self._states.current(job)
+        record = await self._states.move(job, ResumeAsked())
+        if record.state is not before.state:
+            await self._states.append_event(job, events.JOB_RESUMED)
+            self._log.info(events.JOB_RESUMED, job=job)
+            await self.went_on(job)
+
     # --- unit by unit -----------------------------------------------------------------------------------------------------
 
     async def _on_ending(self, ending: Ending) -> None:
@@ -156,9 +172,7 @@ class JobCourse:
     async def _on_strike(self, job: str, reason: str) -> None:
         """A unit came back too often: somebody has to look at it."""
         if job in self._states.active and self._states.active[job].state is JobState.RUNNING:
-            await self._states.move(job, PauseAsked(reason), reason)
-            await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
-            self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
+            await self.pause(job, reason)
 
     # --- the end ------------------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-from statetap.core.job import JobEvent, JobMachine
+from statetap.core.job import JobEvent, JobMachine, RetryAsked
 from statetap.core.machine import IllegalTransition
-from statetap.core.records import JobRecord, JobState
+from statetap.core.records import JobRecord, JobState, SampleRecord, UnitRecord
 from statetap.ports import Clock, Ledger
 from statetap.runtime.tally import JobTally
 from statetap.runtime.views import JobView, RefusalKind, Refused
@@ -38,20 +39,25 @@ class JobStates:
         return record
 
     async def move(self, job: str, event: JobEvent, reason: str | None = None) -> JobRecord:
-        """Move a job, in the ledger first; what is so already stays as it is. Refused: its state does not allow it."""
+        """Move a job, in the ledger first. Refused: its state does not allow it.
+
+        What is so already stays as it is, unless there is another reason for it.
+        """
         record = await self.current(job)
-        try:
-            state = JobMachine(job, record.state).handle(event)
-        except IllegalTransition as error:
-            what = type(event).__name__.removesuffix("Asked").lower()
-            raise Refused(RefusalKind.CONFLICT, f"job {job} is {record.state}: cannot {what} it") from error
-        if state is record.state:
+        state = _after(record, event)
+        if state is record.state and reason in (None, record.reason):
             return record
         record = await self._ledger.set_job_state(job, state, reason, at=self._clock.now())
         if state in FINAL_STATES:
             self.active.pop(job, None)
         else:
             self.active[job] = record
+        return record
+
+    async def retry(self, job: str, units: Sequence[UnitRecord], samples: Sequence[SampleRecord]) -> JobRecord:
+        """Move a job that was over back to planning, with new units for `samples`: at once, so that no kill loses the retry."""
+        state = _after(await self.current(job), RetryAsked())
+        record = self.active[job] = await self._ledger.append_units(job, units, samples, state=state, at=self._clock.now())
         return record
 
     async def append_event(self, job: str, name: str, **data: Any) -> None:
@@ -102,3 +108,12 @@ class JobStates:
             failures=await self._ledger.failures(job),
             workers=dict(tally.workers),
         )
+
+
+def _after(record: JobRecord, event: JobEvent) -> JobState:
+    """The state that `event` brings a job to. Refused: its state does not allow it."""
+    try:
+        return JobMachine(record.id, record.state).handle(event)
+    except IllegalTransition as error:
+        what = type(event).__name__.removesuffix("Asked").lower()
+        raise Refused(RefusalKind.CONFLICT, f"job {record.id} is {record.state}: cannot {what} it") from error

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.job import PauseAsked, ResumeAsked, RetryAsked
 from statetap.core.records import JobState
-from statetap.ports import Ledger, Page
+from statetap.ports import IdempotencyKey, Ledger, Page
 from statetap.runtime.admission import Admission
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
@@ -43,10 +42,11 @@ class JobDesk:
 
     async def submit(self, submission: JobSubmission, *, idempotency_key: str | None, request_hash: str) -> tuple[JobView, bool]:
         async with self._lock:
-            if idempotency_key is not None and (known := await self._ledger.idempotent(idempotency_key, request_hash)):
+            key = None if idempotency_key is None else IdempotencyKey(idempotency_key, request_hash)
+            if key is not None and (known := await self._ledger.idempotent(key)):
                 return await self.view(known), False
             try:
-                job, store_bytes = await self._admission.record(submission)
+                job, store_bytes = await self._admission.record(submission, key)
             except Refused as refused:
                 self._log.info(
                     events.JOB_REFUSED,
@@ -56,8 +56,6 @@ class JobDesk:
                     reason=refused.detail,
                 )
                 raise
-            if idempotency_key is not None:
-                await self._ledger.record_idempotent(idempotency_key, request_hash, job.id, at=job.created_at)
         samples, tokens, units = job.counts.samples, job.counts.tokens_total, job.counts.units_total
         await self._states.append_event(
             job.id, events.JOB_SUBMITTED, samples=samples, tokens=tokens, units=units, bytes=store_bytes
@@ -88,20 +86,11 @@ class JobDesk:
         return Page([await self.view(job.id) for job in page.items], page.cursor)
 
     async def pause(self, job: str) -> JobView:
-        before = await self._states.current(job)
-        record = await self._states.move(job, PauseAsked(), PAUSED_BY_HAND)
-        if record.state is not before.state:
-            await self._states.append_event(job, events.JOB_PAUSED, reason=PAUSED_BY_HAND)
-            self._log.info(events.JOB_PAUSED, job=job, reason=PAUSED_BY_HAND)
+        await self._course.pause(job, PAUSED_BY_HAND)
         return await self.view(job)
 
     async def resume(self, job: str) -> JobView:
-        before = await self._states.current(job)
-        record = await self._states.move(job, ResumeAsked())
-        if record.state is not before.state:
-            await self._states.append_event(job, events.JOB_RESUMED)
-            self._log.info(events.JOB_RESUMED, job=job)
-            await self._course.went_on(job)
+        await self._course.resume(job)
         return await self.view(job)
 
     async def cancel(self, job: str) -> JobView:
@@ -112,9 +101,7 @@ class JobDesk:
         """Failed samples again, in new units after all others of the store."""
         async with self._lock:
             units, samples = await self._admission.plan_retry(await self._states.current(job))
-            await self._states.move(job, RetryAsked())
-            await self._ledger.append_units(job, units, samples)
-            await self._states.reread(job)
+            await self._states.retry(job, units, samples)
         await self._states.append_event(job, events.JOB_RETRIED, samples=len(samples), units=len(units))
         self._log.info(events.JOB_RETRIED, job=job, samples=len(samples), units=len(units))
         self._course.begin_preparing(job)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from statetap.core.records import WorkerRecord
 from statetap.ports import Ledger
+from statetap.runtime.disk_watch import DiskWatch
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.pool import WorkerPool
 
@@ -14,8 +15,9 @@ from statetap.runtime.pool import WorkerPool
 class Service:
     """The running whole. `owner` is what its leases are held under."""
 
-    def __init__(self, owner: str, ledger: Ledger, pool: WorkerPool, course: JobCourse) -> None:
+    def __init__(self, owner: str, ledger: Ledger, pool: WorkerPool, course: JobCourse, disk: DiskWatch) -> None:
         self._course = course
+        self._disk = disk
         self._pool = pool
         self._owner = owner
         self._ledger = ledger
@@ -31,6 +33,7 @@ class Service:
         self._tasks = [
             asyncio.create_task(self._course.projector.run(), name="projection"),
             asyncio.create_task(self._course.report_progress(), name="progress"),
+            asyncio.create_task(self._disk.run(), name="disk"),
         ]
         self.ready = True
 

@@ -77,7 +77,7 @@ async def test_an_unknown_job_is_not_found(ledger):
     for asked in (
         ledger.job("no"),
         ledger.set_job_state("no", JobState.RUNNING, None, at=0.0),
-        ledger.append_units("no", [], []),
+        ledger.append_units("no", [], [], state=JobState.PLANNING, at=0.0),
         ledger.peek_unit("no", now=0.0),
         ledger.lease_unit("no", "me", now=0.0, ttl_seconds=1.0),
         ledger.cancel_pending("no", at=0.0),

@@ -6,21 +6,24 @@ from dataclasses import replace
 
 import pytest
 from statetap.core.records import WorkerRecord
-from statetap.ports import IdempotencyConflict, NotFound
+from statetap.ports import IdempotencyConflict, IdempotencyKey, NotFound
+
+from tests.contract.ledgers.plan import job
 
 
 async def test_an_idempotency_key_stands_for_one_request(ledger):
-    assert await ledger.idempotent("key", "hash") is None
-    await ledger.record_idempotent("key", "hash", "job", at=1.0)
-    await ledger.record_idempotent("key", "hash", "job", at=2.0)
-    assert await ledger.idempotent("key", "hash") == "job"
-    for other in (
-        ledger.idempotent("key", "other"),
-        ledger.record_idempotent("key", "other", "job", at=2.0),
-        ledger.record_idempotent("key", "hash", "job-2", at=2.0),
+    key, other = IdempotencyKey("key", "hash"), IdempotencyKey("key", "other")
+    assert await ledger.idempotent(key) is None
+    await ledger.add_job(job("job"), [], [], key=key)
+    assert await ledger.idempotent(key) == "job"
+    for refused in (
+        ledger.idempotent(other),
+        ledger.add_job(job("job-2"), [], [], key=other),
+        ledger.add_job(job("job-2"), [], [], key=key),
     ):
         with pytest.raises(IdempotencyConflict, match="'key'"):
-            await other
+            await refused
+    assert [j.id for j in (await ledger.jobs(limit=9, cursor=None)).items] == ["job"]
 
 
 async def test_workers_are_added_replaced_and_deleted(ledger):

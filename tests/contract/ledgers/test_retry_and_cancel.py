@@ -13,8 +13,10 @@ from tests.contract.ledgers.plan import AT_START, SAMPLES, failed, lease, sample
 
 async def test_failed_samples_are_tried_again_in_units_at_the_end(planned):
     await planned.commit_unit(await lease(planned), [stored(3), failed(0)], [], bytes_stored=9, at=1.0)
-    await planned.append_units("job", [unit(2, (0,))], [sample(0, 2, 128)])
-    counts = (await planned.job("job")).counts
+    again = await planned.append_units("job", [unit(2, (0,))], [sample(0, 2, 128)], state=JobState.PLANNING, at=2.0)
+    assert again == await planned.job("job")
+    assert again.state is JobState.PLANNING
+    counts = again.counts
     assert (counts.pending, counts.failed, counts.units_total, counts.tokens_total) == (3, 0, 3, AT_START.tokens_total)
     assert await planned.unit_samples("job", 2) == [replace(SAMPLES[0], unit=2, row_start=128, attempts=3)]
     assert [s.sample for s in await planned.unit_samples("job", 0)] == [3]
@@ -39,7 +41,7 @@ async def test_a_wrong_retry_changes_nothing(planned, units, samples):
     await planned.commit_unit(await lease(planned), [stored(3), failed(0)], [], bytes_stored=9, at=1.0)
     before = await planned.job("job"), await planned.units("job"), await planned.sample_range("job", 0, 10)
     with pytest.raises(LedgerError):
-        await planned.append_units("job", units, samples)
+        await planned.append_units("job", units, samples, state=JobState.RUNNING, at=2.0)
     assert (await planned.job("job"), await planned.units("job"), await planned.sample_range("job", 0, 10)) == before
 
 

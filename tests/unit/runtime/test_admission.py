@@ -120,9 +120,12 @@ async def test_a_store_without_space_is_refused_with_figures_unless_that_is_to_b
         assert world.statuses(job) == [STORED]
 
 
-async def test_a_job_that_just_fits_is_taken():
-    async with running(FakeWorker("a")) as world:
-        world.store.free = 424
+async def test_a_job_that_just_fits_beside_the_reserve_is_taken():
+    async with running(FakeWorker("a"), disk_reserve_bytes=1000) as world:
+        world.store.free = 1423
+        refused = await refusal(world.submit(8))
+        assert "1,000 are kept in reserve" in refused.detail
+        world.store.free = 1424
         assert world.statuses(await world.submit(8)) == [STORED]
 
 

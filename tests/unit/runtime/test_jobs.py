@@ -105,14 +105,15 @@ async def test_a_paused_job_ends_what_is_leased_and_leases_nothing():
         assert world.events(job)[2:5] == [events.JOB_PAUSED, events.UNIT_COMMITTED, events.JOB_RESUMED]
 
 
-async def test_pausing_again_changes_nothing_and_keeps_the_reason():
+async def test_who_pauses_last_says_why_and_once():
     async with running(FakeWorker("a")) as world:
         for _ in range(3):
             world.writer.fail_once("write", RuntimeError("a bug"))
         job = await world.submit(8)
-        again = await world.desk.pause(job)
-        assert again.record.reason == "RuntimeError: a bug"
-        assert world.events(job).count(events.JOB_PAUSED) == 1
+        assert (await world.desk.view(job)).record.reason == "RuntimeError: a bug"
+        for _ in range(2):
+            assert (await world.desk.pause(job)).record.reason == PAUSED_BY_HAND
+        assert [line["reason"] for line in world.logged(events.JOB_PAUSED)] == ["RuntimeError: a bug", PAUSED_BY_HAND]
         await world.desk.resume(job)
         await world.desk.resume(job)
         assert world.events(job).count(events.JOB_RESUMED) == 1

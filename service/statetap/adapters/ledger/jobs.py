@@ -40,16 +40,20 @@ class SqlJobs:
         return page("jobs", rows, limit, _record, lambda row: int(row.number))
 
     async def set_job_state(self, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord:
-        """`started_at` is the first time that it ran, `finished_at` stands while it is finished."""
         async with self._db.writing() as connection:
-            before = await _read(connection, job)
-            started_at = at if state is JobState.RUNNING and before.started_at is None else before.started_at
-            await connection.execute(
-                update(jobs)
-                .where(jobs.c.id == job)
-                .values(state=state, reason=reason, started_at=started_at, finished_at=at if state in FINISHED else None)
-            )
-            return await _read(connection, job)
+            return await move_job(connection, job, state, reason, at=at)
+
+
+async def move_job(connection: AsyncConnection, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord:
+    """`started_at` is the first time that it ran, `finished_at` stands while it is finished."""
+    before = await _read(connection, job)
+    started_at = at if state is JobState.RUNNING and before.started_at is None else before.started_at
+    await connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job)
+        .values(state=state, reason=reason, started_at=started_at, finished_at=at if state in FINISHED else None)
+    )
+    return await _read(connection, job)
 
 
 async def job_number(connection: AsyncConnection, job: str) -> int:

@@ -1,4 +1,4 @@
-"""What was said and asked: the append-only event log, and the idempotency keys of submissions."""
+"""What was said: the append-only event log, and the idempotency keys of submissions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from statetap.adapters.ledger.database import Database
 from statetap.adapters.ledger.schema import events, idempotency_keys
 from statetap.core.records import EventRecord
-from statetap.ports import IdempotencyConflict
+from statetap.ports import IdempotencyConflict, IdempotencyKey
 
 
 class SqlJournal:
@@ -32,25 +32,25 @@ class SqlJournal:
             rows = await connection.execute(statement)
         return [EventRecord(id=row.id, job=row.job, name=row.name, at=row.at, data=row.data) for row in rows]
 
-    async def idempotent(self, key: str, request_hash: str) -> str | None:
+    async def idempotent(self, key: IdempotencyKey) -> str | None:
         async with self._db.reading() as connection:
-            return await _recorded(connection, key, request_hash)
-
-    async def record_idempotent(self, key: str, request_hash: str, job: str, *, at: float) -> None:
-        """Raises IdempotencyConflict if the key stands for another request or another job."""
-        async with self._db.writing() as connection:
-            recorded = await _recorded(connection, key, request_hash)
-            if recorded is None:
-                values = {"key": key, "request_hash": request_hash, "job": job, "at": at}
-                await connection.execute(insert(idempotency_keys).values(values))
-            elif recorded != job:
-                raise IdempotencyConflict(f"the idempotency key {key!r} already stands for job {recorded!r}")
+            return await _recorded(connection, key)
 
 
-async def _recorded(connection: AsyncConnection, key: str, request_hash: str) -> str | None:
-    row = (await connection.execute(select(idempotency_keys).where(idempotency_keys.c.key == key))).one_or_none()
+async def record_key(connection: AsyncConnection, key: IdempotencyKey, job: str, *, at: float) -> None:
+    """Let `key` stand for `job`. IdempotencyConflict: it stands for another already."""
+    if (recorded := await _recorded(connection, key)) is not None:
+        raise IdempotencyConflict(f"the idempotency key {key.key!r} already stands for job {recorded!r}")
+    values = {"key": key.key, "request_hash": key.request_hash, "job": job, "at": at}
+    await connection.execute(insert(idempotency_keys).values(values))
+
+
+async def _recorded(connection: AsyncConnection, key: IdempotencyKey) -> str | None:
+    row = (await connection.execute(select(idempotency_keys).where(idempotency_keys.c.key == key.key))).one_or_none()
     if row is None:
         return None
-    if row.request_hash != request_hash:
-        raise IdempotencyConflict(f"the idempotency key {key!r} was used for another request; use a new key for a new request")
+    if row.request_hash != key.request_hash:
+        raise IdempotencyConflict(
+            f"the idempotency key {key.key!r} was used for another request; use a new key for a new request"
+        )
     return str(row.job)

@@ -13,10 +13,11 @@ from statetap.adapters.ledger.bulk import batches, insert_rows
 from statetap.adapters.ledger.codec import encode_spec
 from statetap.adapters.ledger.counts import COUNTERS, add_counts, counter_of
 from statetap.adapters.ledger.database import Database
-from statetap.adapters.ledger.jobs import job_number
+from statetap.adapters.ledger.jobs import job_number, move_job
+from statetap.adapters.ledger.journal import record_key
 from statetap.adapters.ledger.schema import datasets, jobs, samples, signed, units
-from statetap.core.records import JobRecord, SampleRecord, SampleStatus, UnitRecord, UnitState
-from statetap.ports import LedgerError, NotFound
+from statetap.core.records import JobRecord, JobState, SampleRecord, SampleStatus, UnitRecord, UnitState
+from statetap.ports import IdempotencyKey, LedgerError, NotFound
 
 # A query may carry only so many values: SQLite's least limit is 999.
 QUERIED_SAMPLES = 500
@@ -29,17 +30,29 @@ class SqlPlanning:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def add_job(self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
-        """Raises LedgerError if the id is taken, or `units` and `samples` disagree; NotFound if its dataset is not there."""
+    async def add_job(
+        self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, key: IdempotencyKey | None = None
+    ) -> None:
+        """All of it or nothing.
+
+        Raises:
+            LedgerError: the id is taken, or `units` and `samples` disagree.
+            NotFound: its dataset is not there.
+            IdempotencyConflict: the key stands for another job.
+        """
         async with self._db.writing() as connection:
             number = await _insert_job(connection, job)
+            if key is not None:
+                await record_key(connection, key, job.id, at=job.created_at)
             intake = _Intake(number)
             await _insert_units(connection, intake, units)
             await _insert_samples(connection, intake, samples)
             intake.require_whole()
             await add_counts(connection, number, intake.counts)
 
-    async def append_units(self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord]) -> None:
+    async def append_units(
+        self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, state: JobState, at: float
+    ) -> JobRecord:
         """Raises LedgerError if a sample is not a failed one, or the units do not follow those that the job has."""
         async with self._db.writing() as connection:
             number = await job_number(connection, job)
@@ -48,6 +61,7 @@ class SqlPlanning:
             await _move_samples(connection, intake, samples)
             intake.require_whole()
             await add_counts(connection, number, intake.counts)
+            return await move_job(connection, job, state, None, at=at)
 
 
 class _Intake:

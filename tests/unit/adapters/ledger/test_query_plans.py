@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import event
 from statetap.adapters.ledger import SqlLedger
 from statetap.core.records import SampleStatus, ShardObject
+from statetap.ports import IdempotencyKey
 
 from tests.contract.ledgers.plan import SAMPLES, UNITS, dataset, failed, job, lease, stored
 
@@ -55,7 +56,7 @@ QUESTIONS = {
     "range": lambda ledger: ledger.sample_range("job", 1, 2),
     "events": lambda ledger: ledger.events("job", after=3, limit=10),
     "jobs": lambda ledger: ledger.jobs(limit=10, cursor="am9iczox"),
-    "idempotent": lambda ledger: ledger.idempotent("key", "hash"),
+    "idempotent": lambda ledger: ledger.idempotent(IdempotencyKey("key", "hash")),
 }
 
 

@@ -1,0 +1,35 @@
+"""A small file system of its own, so that a test can fill it. Mounting needs root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_tmpfs(at: Path, nbytes: int) -> Iterator[Path]:
+    """A tmpfs of `nbytes` mounted at `at`; skips the test where mounting is not allowed."""
+    at.mkdir(parents=True, exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={nbytes},mode=700", "tmpfs", str(at)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield at
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+def fill(at: Path, *, leave: int) -> Path:
+    """Fill the file system at `at` but for `leave` bytes; the file that does is returned, to be removed."""
+    ballast = at / ".ballast"
+    free = os.statvfs(at)
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave)
+    return ballast
