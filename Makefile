@@ -45,8 +45,8 @@ docs: $(VENV)/.installed ## make the pages that are made from code
 	$(PY) -m statetap.telemetry > docs/log-events.md.new
 	mv docs/log-events.md.new docs/log-events.md
 
-bench: setup ## measure; figures are ratios within one run
-	$(PY) -m tests.bench
+bench: setup ## measure; ratios within one run; ARGS="--save docs" keeps them
+	$(PY) -m tests.bench $(ARGS)
 
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)

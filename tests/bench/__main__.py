@@ -9,8 +9,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
+import zarr
+
 from tests.bench import reading, report, writing
 from tests.bench.material import publish
+from tests.bench.rows import Row
 
 
 def main() -> None:
@@ -21,12 +25,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disk", type=Path, default=Path("var"), help="a folder on the disk to write to")
     parser.add_argument("--only", choices=["writing", "reading"], help="part of it")
-    parser.add_argument("--save", type=Path, default=Path("var/bench"), help="where bench.json, bench.svg and bench.md go")
+    parser.add_argument("--save", type=Path, default=Path("var/bench"), help="where bench.json and bench.svg go")
     options = parser.parse_args()
     options.disk.mkdir(parents=True, exist_ok=True)
     shared = Path(tempfile.mkdtemp(prefix="statetap-bench-", dir="/dev/shm"))
     disk = Path(tempfile.mkdtemp(prefix="bench-", dir=options.disk))
-    rows = []
+    rows: list[Row] = []
+    busy = os.getloadavg()[0]
     try:
         material = publish(shared / "dumps", options.samples, options.rows, options.hidden)
         if options.only != "reading":
@@ -38,7 +43,15 @@ def main() -> None:
         shutil.rmtree(disk)
     title = f"{options.samples} samples of {options.rows} rows, {material.nbytes / 1e6:.0f} MB, medians of {options.rounds}"
     report.show(rows, title)
-    facts = {"what": title, "cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
+    facts = {
+        "what": title,
+        "cores": os.cpu_count(),
+        "load at the start": f"{busy:.1f}",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "zarr": zarr.__version__,
+    }
     report.save(rows, facts, options.save)
 
 

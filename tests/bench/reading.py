@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from statetap_client.stored_samples import StoredSamples
 from torch.utils.data import DataLoader
 
 from tests.bench import peers
-from tests.bench.interleaved import Way, measure, times_faster
+from tests.bench.interleaved import Measured, Way, measure, times_faster
 from tests.bench.material import Material, forget
 from tests.bench.rows import Row
 from tests.fakes.store_on_disk import attributes
@@ -61,8 +61,8 @@ def rows(material: Material, disk: Path, rounds: int) -> list[Row]:
     gigabytes = material.nbytes / 1e9
     best_cold = max((OURS, DIRECT), key=lambda name: times_faster(cold, name, TORCH))
 
-    def figures(measured: Any) -> dict[str, float]:
-        return {f"{name}, MB/s": gigabytes * 1e3 / one.median for name, one in measured.items()}
+    def figures(measured: Mapping[str, Measured], how: str) -> dict[str, float]:
+        return {f"{name}, {how}, MB/s": gigabytes * 1e3 / one.median for name, one in measured.items()}
 
     return [
         Row(
@@ -70,16 +70,22 @@ def rows(material: Material, disk: Path, rounds: int) -> list[Row]:
             times_faster(cold, best_cold, TORCH),
             "x",
             2.0,
-            details=figures(cold)
-            | {f"{OURS}, x": times_faster(cold, OURS, TORCH), f"{DIRECT}, x": times_faster(cold, DIRECT, TORCH)},
+            details=figures(cold, "cold")
+            | {f"{OURS}, cold, x": times_faster(cold, OURS, TORCH), f"{DIRECT}, cold, x": times_faster(cold, DIRECT, TORCH)},
         ),
-        Row("random whole samples, warm, against torch.load", times_faster(warm, OURS, TORCH), "x", 2.0, details=figures(warm)),
+        Row(
+            "random whole samples, warm, against torch.load",
+            times_faster(warm, OURS, TORCH),
+            "x",
+            2.0,
+            details=figures(warm, "warm"),
+        ),
         Row(
             "the same through a DataLoader with 2 workers",
             times_faster(loaded, "StoredSamples", TORCH),
             "x",
             1.25,
-            details=figures(loaded),
+            details=figures(loaded, "2 workers"),
         ),
     ]
 

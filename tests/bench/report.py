@@ -1,4 +1,4 @@
-"""The rows as a table on the screen, as JSON, as a plot, and as a table in Markdown."""
+"""The rows as a table on the screen, as JSON, as a plot, and as part of a page."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from tests.bench.rows import Row
 
+_BEGIN, _END = "<!-- made by `make bench` -->", "<!-- until here -->"
 _COLOURS = {"ok": "#2b7a4b", "short": "#b5452c"}
 
 
@@ -32,14 +33,25 @@ def figure(row: Row) -> str:
 
 
 def save(rows: Sequence[Row], facts: Mapping[str, object], folder: Path) -> None:
-    """`bench.json`, `bench.svg` and `bench.md` in `folder`."""
+    """`bench.json` and `bench.svg` in `folder`, and the table in its `performance.md` if it has one."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {"facts": facts, "rows": [asdict(row) | {"verdict": row.verdict} for row in rows]}
     (folder / "bench.json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     (folder / "bench.svg").write_text(plot(rows))
-    lines = ["| what | figure | target | |", "|---|---|---|---|"]
+    page = folder / "performance.md"
+    if page.exists():
+        before, _, rest = page.read_text().partition(_BEGIN)
+        _, _, after = rest.partition(_END)
+        page.write_text(f"{before}{_BEGIN}\n{_markdown(rows, facts)}\n{_END}{after}")
+
+
+def _markdown(rows: Sequence[Row], facts: Mapping[str, object]) -> str:
+    lines = ["; ".join(f"{name}: {value}" for name, value in facts.items()) + ".", ""]
+    lines += ["| what | figure | target | |", "|---|---|---|---|"]
     lines += [f"| {row.name} | {figure(row)} | {row.target} | {row.verdict} |" for row in rows]
-    (folder / "bench.md").write_text("\n".join(lines) + "\n")
+    behind = {name: value for row in rows for name, value in row.details.items()}
+    lines += ["", "| behind them | |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {value:.2f} |" for name, value in behind.items())])
 
 
 def plot(rows: Sequence[Row]) -> str:
