@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -86,8 +85,6 @@ def _per_core(measured: Measured, material: Material) -> float:
 
 def _clear(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-    # Whatever the file system still does about it must not fall into the next one's time.
-    os.sync()
 
 
 async def _extract(material: Material, target: Path) -> None:

@@ -15,8 +15,8 @@ from statetap.adapters.store.direct_io import Alignment, allocate, direct_alignm
 from statetap.adapters.store.durable_files import write_all_at
 
 _TRIAL_BYTES = 32 << 20
-# Whichever way wins so many rounds first.
-_ROUNDS_TO_WIN = 2
+# So often the page cache must win, without a break.
+_TRIALS = 3
 # Past the page cache takes a fraction of the processor's time and no memory: the other way must be clearly faster.
 _CLEARLY = 1.25
 
@@ -53,8 +53,7 @@ def _measure(directory: Path) -> Alignment | None:
             return None
         data = mmap.mmap(-1, _TRIAL_BYTES)
         data[:] = os.urandom(1 << 20) * (_TRIAL_BYTES >> 20)
-        won = {True: 0, False: 0}
-        while max(won.values()) < _ROUNDS_TO_WIN:
+        for _ in range(_TRIALS):
             seconds = {}
             for on in (True, False):
                 _set_direct(file.fileno(), on=on)
@@ -64,8 +63,9 @@ def _measure(directory: Path) -> Alignment | None:
                     if on and e.errno == errno.EINVAL:
                         return None
                     raise
-            won[seconds[True] < seconds[False] * _CLEARLY] += 1
-        return alignment if won[True] == _ROUNDS_TO_WIN else None
+            if seconds[True] < seconds[False] * _CLEARLY:
+                return alignment
+        return None
 
 
 def _seconds(descriptor: int, data: mmap.mmap) -> float:
