@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 from pydantic import TypeAdapter
-from statetap_client.schemas import Dumps, PlainDumps
+from statetap_client.schemas import Dumps, PlainDumps, PluginDumps
 from statetap_sglang.plain import PlainLayout
 
 from statetap import __version__
@@ -46,7 +46,7 @@ from statetap.runtime.pool import WorkerPool
 from statetap.runtime.run_ports import RunPorts
 from statetap.runtime.service import Service
 from statetap.runtime.views import RefusalKind, Refused
-from statetap.settings import Settings
+from statetap.settings import Runtime, Settings
 from statetap.telemetry import events, logs
 from statetap.telemetry.metrics import Metrics
 
@@ -165,22 +165,23 @@ def locate_store(place: str, settings: Settings) -> str:
 def _connect(record: WorkerRecord, settings: Settings, clock: Clock) -> WorkerPorts:
     """Connections to one worker."""
     dumps = _DUMPS.validate_python(record.dumps)
-    runtime = settings.runtime
-    source: DumpSource
-    quiet_period_seconds = 0.0
-    if isinstance(dumps, PlainDumps):
-        quiet_period_seconds = dumps.quiet_period_seconds
-        source = PlainDumpSource(
-            Path(dumps.dir),
-            plain_layout(dumps),
-            declared_tap(record.name, dumps),
-            clock=clock,
-            rescan_seconds=runtime.rescan_seconds,
-            torn_after_seconds=runtime.torn_after_seconds,
-        )
-    else:
-        source = PluginDumpSource(Path(dumps.dir), record.name, clock=clock, rescan_seconds=runtime.rescan_seconds)
+    source = dump_source(record.name, dumps, settings.runtime, clock)
+    quiet_period_seconds = dumps.quiet_period_seconds if isinstance(dumps, PlainDumps) else 0.0
     return WorkerPorts(SglangClient(record.url), source, quiet_period_seconds, record.requests_per_second)
+
+
+def dump_source(name: str, dumps: PluginDumps | PlainDumps, runtime: Runtime, clock: Clock) -> DumpSource:
+    """The watcher of the dump directory of the worker `name`."""
+    if isinstance(dumps, PluginDumps):
+        return PluginDumpSource(Path(dumps.dir), name, clock=clock, rescan_seconds=runtime.rescan_seconds)
+    return PlainDumpSource(
+        Path(dumps.dir),
+        plain_layout(dumps),
+        declared_tap(name, dumps),
+        clock=clock,
+        rescan_seconds=runtime.rescan_seconds,
+        torn_after_seconds=runtime.torn_after_seconds,
+    )
 
 
 def plain_layout(dumps: PlainDumps) -> PlainLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,18 +13,25 @@ from statetap.adapters.dumps import PlainDumpSource, PluginDumpSource
 from statetap.core.dumps import DumpFacts
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
 from statetap.ports import DumpSeen, DumpSource, DumpSourceError, TapSeen
-from statetap_sglang.format import dump_number
+from statetap_sglang.checksum import row_checksums
+from statetap_sglang.format import ROW_CHECKSUMS, TensorView, dump_number
 from statetap_sglang.plain import PlainLayout, PlainPublisher, plain_number
 from statetap_sglang.publisher import DumpPublisher
 
-from tests.fakes.dumps import FakeDumpSource, Listener, StillClock, hidden_only, make_beacon, make_metadata, make_tensors
+from tests.fakes.clock import HandClock
+from tests.fakes.dumps import FakeDumpSource, Listener, hidden_only, make_beacon, make_metadata, make_tensors
 
 MODEL = ModelFacts("org/model", "fingerprint", 8, 48, 1000, "bfloat16")
 SPEC = CaptureSpec((1, 3), Final.BOTH)
+ROW_SHAPES = {array.name: array.row_shape for array in SPEC.hidden_arrays(MODEL)}
 
 
 def tap_seen(tap: str, identity: Identity) -> TapSeen:
     return TapSeen(tap, SPEC, MODEL, identity, 1 << 30, 4096, None, alive=True)
+
+
+def checksums_of(tensors: Mapping[str, TensorView]) -> bytes:
+    return row_checksums(tensors).tobytes()
 
 
 class Setting(ABC):
@@ -73,7 +80,7 @@ class FakeSetting(Setting):
             capture=tap.capture,
             model_fingerprint=tap.model.model_fingerprint,
         )
-        self._source.put(facts, views)
+        self._source.put(facts, views, checksums_of(tensors))
         return views
 
     def source(self) -> DumpSource:
@@ -93,11 +100,12 @@ class PluginSetting(Setting):
 
     def _publish(self, rows: int, seed: int) -> dict[str, bytes]:
         tensors = make_tensors(self._beacon, rows, seed)
-        self._publisher.publish(make_metadata(f"rid-{seed}", rows), tensors)
+        summed = {ROW_CHECKSUMS: TensorView("I64", (rows,), memoryview(checksums_of(tensors)))}
+        self._publisher.publish(make_metadata(f"rid-{seed}", rows), tensors | summed)
         return {name: bytes(tensor.data) for name, tensor in hidden_only(tensors).items()}
 
     def source(self) -> DumpSource:
-        return PluginDumpSource(self._root, "worker", clock=StillClock())
+        return PluginDumpSource(self._root, "worker", clock=HandClock())
 
     def visible(self) -> int:
         return sum(dump_number(path.name) is not None for path in self._publisher.directory.iterdir())
@@ -119,7 +127,7 @@ class PlainSetting(Setting):
         return {name: bytes(tensor.data) for name, tensor in tensors.items()}
 
     def source(self) -> DumpSource:
-        return PlainDumpSource(self._directory, self._layout, tap_seen("plain", Identity.COUNT), clock=StillClock())
+        return PlainDumpSource(self._directory, self._layout, tap_seen("plain", Identity.COUNT), clock=HandClock())
 
     def visible(self) -> int:
         return sum(plain_number(path.name) is not None for path in self._directory.iterdir())
@@ -208,6 +216,19 @@ async def test_facts_and_bits(setting: Setting, source: DumpSource, listener: Li
     assert listener.dumps[0].facts.sequence < listener.dumps[1].facts.sequence
 
 
+async def test_checksums_come_with_dumps_whose_publisher_takes_them(
+    setting: Setting, source: DumpSource, listener: Listener
+) -> None:
+    published = setting.publish(5)
+    await source.start(listener)
+    (dump,) = listener.dumps
+    if isinstance(setting, PlainSetting):
+        assert dump.row_checksums is None
+    else:
+        tensors = {name: TensorView("BF16", (5, *ROW_SHAPES[name]), memoryview(data)) for name, data in published.items()}
+        assert bytes(dump.row_checksums) == checksums_of(tensors)
+
+
 async def test_release_removes_and_is_idempotent(setting: Setting, source: DumpSource, listener: Listener) -> None:
     setting.publish(3)
     published = setting.publish(4)
@@ -256,10 +277,10 @@ async def test_nothing_is_posted_after_close(setting: Setting, source: DumpSourc
 
 async def test_a_directory_has_one_source(tmp_path: Path) -> None:
     """Two workers with one directory, in one service or in two, would take or release each other's dumps."""
-    first = PluginDumpSource(tmp_path / "dumps", "w", clock=StillClock())
-    second = PluginDumpSource(tmp_path / "dumps", "w", clock=StillClock())
+    first = PluginDumpSource(tmp_path / "dumps", "w", clock=HandClock())
+    second = PluginDumpSource(tmp_path / "dumps", "w", clock=HandClock())
     layout = PlainLayout.default(aux_layers=2, final="both")
-    plain = PlainDumpSource(tmp_path / "dumps" / "w", layout, tap_seen("plain", Identity.COUNT), clock=StillClock())
+    plain = PlainDumpSource(tmp_path / "dumps" / "w", layout, tap_seen("plain", Identity.COUNT), clock=HandClock())
     await first.start(lambda _: None)
     for other in (second, plain):
         with pytest.raises(DumpSourceError, match="a directory of its own"):

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
+from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.placement import Geometry
 from statetap.ports import (
     CaptureInspector,
+    CapturePart,
     SampleColumns,
     Segment,
     ShardWriter,
@@ -29,6 +31,12 @@ from tests.fakes.store import FakeInspector, FakeShardWriter, FakeStore
 from tests.fakes.store_on_disk import AUX, LAST, as_view, attributes, hidden_arrays, random_rows
 
 ARRAYS = hidden_arrays()
+
+
+def bad_values(detail: str) -> Refusal:
+    return Refusal(RefusalReason.BAD_VALUES, detail)
+
+
 GEOMETRY = Geometry(rows_per_shard=8, rows_per_chunk=2, alignment=2)
 
 
@@ -87,6 +95,18 @@ async def test_a_store_is_described_once_it_is_there(kit) -> None:
     facts = await kit.store.describe(kit.location)
     assert (facts.rows, facts.samples, facts.attributes) == (16, 3, attributes())
     assert await kit.store.free_bytes(kit.location) > 0
+
+
+async def test_a_check_tells_what_would_not_fit_and_changes_nothing(kit) -> None:
+    await kit.store.check(kit.location, make_plan())
+    assert await kit.store.describe(kit.location) is None
+    await kit.store.prepare(kit.location, make_plan())
+    await kit.store.check(kit.location, make_plan(rows=24, samples=5, datasets=["b" * 64]))
+    with pytest.raises(StoreMismatch) as caught:
+        await kit.store.check(kit.location, make_plan(model_fingerprint="other"))
+    assert caught.value.field == "model_fingerprint"
+    facts = await kit.store.describe(kit.location)
+    assert (facts.rows, facts.samples, facts.attributes) == (16, 3, attributes())
 
 
 async def test_it_grows_and_never_shrinks(kit) -> None:
@@ -180,9 +200,9 @@ async def test_discard_empties_the_unit_and_nothing_else(kit) -> None:
     ("value", "refusal"),
     [
         (None, None),
-        (np.nan, "last_hidden_states: row 4 is not finite"),
-        (0, "last_hidden_states: row 4 is all zero"),
-        (3, "last_hidden_states: row 4 is constant"),
+        (np.nan, bad_values("last_hidden_states: row 4 is not finite")),
+        (0, bad_values("last_hidden_states: row 4 is all zero")),
+        (3, bad_values("last_hidden_states: row 4 is constant")),
     ],
 )
 async def test_inspection(kit, value, refusal) -> None:
@@ -190,7 +210,8 @@ async def test_inspection(kit, value, refusal) -> None:
     capture = {array.name: random_rows(array, 6, rng) for array in ARRAYS}
     if value is not None:
         capture[LAST][4] = value
-    parts = [{name: as_view(rows[part]) for name, rows in capture.items()} for part in (slice(0, 2), slice(2, 6))]
+    spans = (slice(0, 2), slice(2, 6))
+    parts = [CapturePart({name: as_view(rows[span]) for name, rows in capture.items()}) for span in spans]
     report = await kit.inspector.inspect(parts, ARRAYS)
     assert report.refusal == refusal
     assert report.digest == await kit.inspector.digest({name: as_view(rows) for name, rows in capture.items()})
@@ -200,8 +221,24 @@ async def test_one_dead_layer_is_named(kit) -> None:
     rng = np.random.default_rng(0)
     capture = {array.name: random_rows(array, 6, rng) for array in ARRAYS}
     capture[AUX][1, 1] = 0
-    report = await kit.inspector.inspect([{name: as_view(rows) for name, rows in capture.items()}], ARRAYS)
-    assert report.refusal == "aux_hidden_states: row 1 is all zero in layer 2 of 2"
+    report = await kit.inspector.inspect([CapturePart({name: as_view(rows) for name, rows in capture.items()})], ARRAYS)
+    assert report.refusal == bad_values("aux_hidden_states: row 1 is all zero in layer 2 of 2")
+
+
+@pytest.mark.parametrize("torn", [False, True])
+async def test_rows_are_compared_with_their_checksums(kit, torn) -> None:
+    rng = np.random.default_rng(0)
+    capture = {array.name: random_rows(array, 6, rng) for array in ARRAYS}
+    sums = sum(rows.view(np.int64).reshape(6, -1).sum(axis=1) for rows in capture.values())
+    if torn:
+        capture[AUX][4, 0] = capture[AUX][3, 0]
+    parts = [
+        CapturePart({name: as_view(rows[span]) for name, rows in capture.items()}, as_view(sums[span]))
+        for span in (slice(0, 2), slice(2, 6))
+    ]
+    detail = "1 rows, the first of them row 4, are not what their source computed"
+    wanted = Refusal(RefusalReason.WRONG_CHECKSUM, detail) if torn else None
+    assert (await kit.inspector.inspect(parts, ARRAYS)).refusal == wanted
 
 
 class TestFaults:
@@ -226,8 +263,8 @@ class TestFaults:
         inspector = FakeInspector()
         inspector.refuse_once("because")
         rng = np.random.default_rng(0)
-        part = {array.name: as_view(random_rows(array, 2, rng)) for array in ARRAYS}
-        assert (await inspector.inspect([part], ARRAYS)).refusal == "because"
+        part = CapturePart({array.name: as_view(random_rows(array, 2, rng)) for array in ARRAYS})
+        assert (await inspector.inspect([part], ARRAYS)).refusal == bad_values("because")
         assert (await inspector.inspect([part], ARRAYS)).refusal is None
 
     def test_a_method_that_is_not_there_cannot_fail(self) -> None:

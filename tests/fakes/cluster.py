@@ -24,6 +24,7 @@ from statetap_client.schemas import Job, JobRequest, PlacementChoice
 from statetap_client.sync import SyncStatetapClient
 
 from tests.fakes.models import save_model, small_llama
+from tests.fakes.nursery import NurseryChild
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 120.0
@@ -74,7 +75,7 @@ class Cluster:
         arguments = ["--model", str(self.model), "--dump-dir", str(self.dumps), "--name", name, "--port", str(port)]
         arguments += ["--dtype", "float32", "--final", "both", "--skip-tokenizer-init", *flags]
         self.starts += 1
-        child = Child(name, "statetap.embedded", arguments, self.folder / f"{name}-{self.starts}.log")
+        child = NurseryChild(name, "statetap.embedded", arguments, self.folder / f"{name}-{self.starts}.log")
         ready = child.wait_for("worker.ready", START_SECONDS)
         worker = self.workers[name] = Worker(name, flags, child, int(ready["port"]), plain)
         return worker
@@ -84,7 +85,7 @@ class Cluster:
         config = self.folder / "statetap.toml"
         config.write_text(self._settings(), encoding="utf-8")
         self.starts += 1
-        self.service = Child(
+        self.service = NurseryChild(
             "service", "statetap", ["serve", "--config", str(config)], self.folder / f"service-{self.starts}.log"
         )
         started = self.service.wait_for("service.started", START_SECONDS)

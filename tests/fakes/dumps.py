@@ -1,4 +1,4 @@
-"""Dumps for tests: a source in memory, a clock that stands still, and what it takes to publish real dumps."""
+"""Dumps for tests: a source in memory, and what it takes to publish real dumps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from statetap.core.dumps import DumpFacts
-from statetap.ports import CaptureLost, DumpEvent, DumpRejected, DumpSeen, DumpSourceError, TapSeen
+from statetap.ports import CaptureLost, DumpEvent, DumpRejected, DumpSeen, DumpSourceError, TapRefused, TapSeen
 from statetap_sglang.beacon import Beacon
 from statetap_sglang.format import (
     AUX_HIDDEN_STATES,
@@ -28,9 +28,16 @@ from statetap_sglang.publisher import DumpPublisher
 class FakeDump:
     """A dump in memory; `released` says whether it was let go."""
 
-    def __init__(self, facts: DumpFacts, views: Mapping[str, bytes | memoryview], on_release: Callable[[FakeDump], None]) -> None:
+    def __init__(
+        self,
+        facts: DumpFacts,
+        views: Mapping[str, bytes | memoryview],
+        row_checksums: bytes | None,
+        on_release: Callable[[FakeDump], None],
+    ) -> None:
         self.facts = facts
         self.views: Mapping[str, memoryview] = {name: memoryview(view).toreadonly() for name, view in views.items()}
+        self.row_checksums = None if row_checksums is None else memoryview(row_checksums)
         self.released = False
         self._on_release = on_release
 
@@ -52,7 +59,7 @@ class FakeDumpSource:
         self.released: list[str] = []
         self.broken: DumpSourceError | None = None
         self._post: Callable[[DumpEvent], None] | None = None
-        self._taps: dict[str, TapSeen] = {}
+        self._taps: dict[tuple[str, type], TapSeen | TapRefused] = {}
         self._dumps: dict[str, FakeDump] = {}
         self._posted: set[str] = set()
         self._waiting: list[DumpEvent] = []
@@ -62,14 +69,21 @@ class FakeDumpSource:
         """Ids of the dumps that are still in the directory."""
         return list(self._dumps)
 
-    def announce(self, tap: TapSeen) -> None:
-        self._taps[tap.tap] = tap
+    def announce(self, tap: TapSeen | TapRefused) -> None:
+        self._taps[tap.tap, type(tap)] = tap
         if self._post is not None:
             self._post(tap)
 
-    def put(self, facts: DumpFacts, views: Mapping[str, bytes | memoryview], *, noticed: bool = True) -> FakeDump:
+    def put(
+        self,
+        facts: DumpFacts,
+        views: Mapping[str, bytes | memoryview],
+        row_checksums: bytes | None = None,
+        *,
+        noticed: bool = True,
+    ) -> FakeDump:
         """Publish a dump. With `noticed=False` its event is lost, and only a rescan finds it."""
-        dump = FakeDump(facts, views, self._forget)
+        dump = FakeDump(facts, views, row_checksums, self._forget)
         self._dumps[facts.dump_id] = dump
         if noticed:
             self._post_dumps([dump])
@@ -117,33 +131,6 @@ class FakeDumpSource:
         self._dumps.pop(dump.facts.dump_id, None)
         self._posted.discard(dump.facts.dump_id)
         self.released.append(dump.facts.dump_id)
-
-
-class StillClock:
-    """A clock that moves only by `advance`, and then wakes whoever has slept long enough."""
-
-    def __init__(self, now: float = 1_760_000_000.0) -> None:
-        self._start = self._now = now
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-
-    def now(self) -> float:
-        return self._now
-
-    def monotonic(self) -> float:
-        return self._now - self._start
-
-    async def sleep(self, seconds: float) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self._now + seconds, future))
-        await future
-
-    def advance(self, seconds: float) -> None:
-        self._now += seconds
-        due = [future for until, future in self._sleepers if until <= self._now]
-        self._sleepers = [(until, future) for until, future in self._sleepers if until > self._now]
-        for future in due:
-            if not future.done():
-                future.set_result(None)
 
 
 class Listener:

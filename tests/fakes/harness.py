@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from statetap.core.dumps import DumpFacts
 from statetap.core.records import JobRecord, SampleStatus, WorkerRecord
 from statetap.core.spec import CaptureSpec, Final, HiddenArray, Identity, ModelFacts
-from statetap.ports import GenerateSample, RecordedAnswer, ServerFacts, StorePlan, TapSeen
+from statetap.ports import GenerateSample, RecordedAnswer, ServerFacts, TapRefused, TapSeen
 from statetap.runtime.admission import Admission
 from statetap.runtime.disk_watch import DiskWatch
 from statetap.runtime.driver import WorkerPorts
@@ -33,6 +33,8 @@ from statetap.runtime.service import Service
 from statetap.runtime.views import JobSubmission
 from statetap.settings import Runtime
 from statetap.telemetry.metrics import Metrics
+from statetap_sglang.checksum import row_checksums
+from statetap_sglang.format import TensorView
 from structlog.testing import LogCapture
 
 from tests.fakes.clock import HandClock, settle
@@ -57,6 +59,7 @@ TAP = TapSeen(
     context_length=None,
     chunked_prefill_size=None,
     alive=True,
+    boot="boot1",
 )
 
 
@@ -92,25 +95,19 @@ class MemoryAnswers:
             raise self.broken
 
 
-class CheckedStore(FakeStore):
-    """A FakeStore that can also `check`, as the port asks."""
-
-    async def check(self, location: str, plan: StorePlan) -> None:
-        self._raise_if_told("check")
-        trial = FakeStore()
-        trial.groups = copy.deepcopy({location: self.groups[location]} if location in self.groups else {})
-        await trial.prepare(location, plan)
-
-
 class FakeWorker:
-    """A worker with its dump directory. `publish` says what a request makes it publish before it is answered."""
+    """A worker with its dump directory. `publish` says what a request makes it publish before it is answered.
+
+    `names` is what its answers call the dumps of each request; without an entry they say nothing of them.
+    """
 
     def __init__(self, name: str, tap: TapSeen = TAP, *, announced: bool = True) -> None:
         self.name = name
         self.tap = tap
         self.source = FakeDumpSource()
         self.facts = ServerFacts("0.5.23", tap.model.model_path, CONTEXT_LENGTH)
-        self.client = FakeInferenceClient(on_request=self._on_request, facts=self.facts)
+        self.names: dict[str, set[str]] = {}
+        self.client = FakeInferenceClient(on_request=self._on_request, facts=self.facts, names=self.names)
         self.publish: Callable[[GenerateSample], None] = self.publish_whole
         self.quiet_period_seconds = 0.0
         self._sequence = 0
@@ -137,14 +134,32 @@ class FakeWorker:
         """A request whose dump never appears."""
 
     def put(
-        self, sample: GenerateSample, start: int = 0, stop: int | None = None, *, add: float = 0.0, noticed: bool = True
+        self,
+        sample: GenerateSample,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        add: float = 0.0,
+        torn: bool = False,
+        named: bool = True,
+        noticed: bool = True,
     ) -> FakeDump:
-        """Publish rows `[start, stop)` of a sample; `add` makes another reading of them."""
+        """Publish rows `[start, stop)` of a sample; `add` makes another reading of them.
+
+        `torn`: not what was computed when its checksums were taken. By tokens, the answer names the dump, unless not `named`.
+        """
         tokens = sample.token_ids[start:stop]
         by_tokens = self.tap.identity is Identity.TOKENS
         arrays = self.tap.capture.hidden_arrays(self.tap.model)
         views = {array.name: (hidden_rows(array, tokens, start) + np.float32(add)).tobytes() for array in arrays}
+        tensors = {
+            array.name: TensorView("F32", (len(tokens), *array.row_shape), memoryview(views[array.name])) for array in arrays
+        }
+        checksums = row_checksums(tensors) + int(torn)
         self._sequence += 1
+        name = f"{self.tap.tap}/req_{self._sequence}"
+        if by_tokens:
+            self.names.setdefault(sample.rid, set()).update({name} if named else ())
         facts = DumpFacts(
             dump_id=f"req_{self._sequence}",
             sequence=self._sequence,
@@ -157,14 +172,26 @@ class FakeWorker:
             prefix_len=start if by_tokens else 0,
             prompt_len=len(sample.token_ids) if by_tokens else None,
             token_ids=tokens.astype("<i4").tobytes() if by_tokens else None,
+            name=name if by_tokens else None,
         )
-        return self.source.put(facts, views, noticed=noticed)
+        return self.source.put(facts, views, checksums.tobytes() if by_tokens else None, noticed=noticed)
 
-    def restart(self) -> None:
-        """Another boot of the server announces itself."""
-        boot = int(self.tap.tap.removeprefix("boot").split("-")[0]) + 1
-        self.tap = replace(self.tap, tap=f"boot{boot}-0")
-        self.source.announce(self.tap)
+    def restart(self, *, announced: bool = True) -> None:
+        """Another boot of the server, whose rank 0 announces itself."""
+        boot = f"boot{int(self.tap.boot.removeprefix('boot')) + 1}"
+        self.tap = replace(self.tap, tap=f"{boot}-0", boot=boot)
+        if announced:
+            self.source.announce(self.tap)
+
+    def announce_rank(self, rank: int, of: int, **changes: Any) -> TapSeen:
+        """The tap of one data-parallel rank of the present boot announces itself."""
+        tap = replace(self.tap, tap=f"{self.tap.boot}-{rank}", dp_rank=rank, dp_size=of, **changes)
+        self.source.announce(tap)
+        return tap
+
+    def refuse(self, reason: str) -> None:
+        """The present boot's tap says that it publishes nothing."""
+        self.source.announce(TapRefused(self.tap.tap, self.tap.boot, reason, alive=True))
 
     def connect(self) -> WorkerPorts:
         self.client.closed = False
@@ -196,7 +223,7 @@ class World:
         self.settings = Runtime(**settings)
         self.clock = HandClock()
         self.ledger = FakeLedger()
-        self.store = CheckedStore()
+        self.store = FakeStore()
         self.writer = FakeShardWriter(self.store)
         self.inspector = FakeInspector()
         self.datasets = MemoryDatasets()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from statetap.ports import (
@@ -50,8 +50,8 @@ class FakeInferenceClient:
     """One worker, in memory.
 
     `script` is consumed one outcome a request; when it is empty, `default` holds. `on_request` is awaited before a request's
-    outcome: there a test publishes the dumps. `requests` and `aborted` record what was asked. A second request while one is in
-    flight is an AssertionError: that is invariant 1.
+    outcome: there a test publishes the dumps. `names` has the dumps that the answer to a rid names, if any. `requests` and
+    `aborted` record what was asked. A second request while one is in flight is an AssertionError: that is invariant 1.
     """
 
     def __init__(
@@ -60,11 +60,13 @@ class FakeInferenceClient:
         default: Outcome = Answer(),
         on_request: OnRequest | None = None,
         facts: ServerFacts = FACTS,
+        names: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self.script = deque(script)
         self.default = default
         self.on_request = on_request
         self.facts = facts
+        self.names = {} if names is None else names
         self.up = True
         self.closed = False
         self.in_flight: tuple[GenerateSample, ...] = ()
@@ -128,9 +130,21 @@ class FakeInferenceClient:
                 raise WorkerUnreachable(reason)
             case Hang():
                 await self._hang(timeout_seconds)
-                return _answers(Answer(), samples)
+                return self._answers(Answer(), samples)
             case Answer():
-                return _answers(outcome, samples)
+                return self._answers(outcome, samples)
+
+    def _answers(self, outcome: Answer, samples: Sequence[GenerateSample]) -> list[GenerateAnswer]:
+        return [
+            GenerateAnswer(
+                sample.rid,
+                len(sample.token_ids),
+                outcome.cached_tokens,
+                outcome.next_token,
+                frozenset(self.names[sample.rid]) if sample.rid in self.names else None,
+            )
+            for sample in samples
+        ]
 
     async def _hang(self, timeout_seconds: float) -> None:
         self._verdict = asyncio.get_running_loop().create_future()
@@ -145,7 +159,3 @@ class FakeInferenceClient:
             self.hanging.clear()
         if not answers:
             raise RequestTimedOut(f"no answer within {timeout_seconds:g} s")
-
-
-def _answers(outcome: Answer, samples: Sequence[GenerateSample]) -> list[GenerateAnswer]:
-    return [GenerateAnswer(sample.rid, len(sample.token_ids), outcome.cached_tokens, outcome.next_token) for sample in samples]

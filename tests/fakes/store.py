@@ -6,6 +6,7 @@ contract suite as the real ones. Each can be told to raise once: `store.fail_onc
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,12 @@ import ml_dtypes
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.placement import Geometry
 from statetap.core.records import SampleStatus, ShardObject
 from statetap.core.spec import HiddenArray
 from statetap.ports import (
+    CapturePart,
     CaptureReport,
     SampleColumns,
     StoreError,
@@ -29,6 +32,8 @@ from statetap.ports import (
     UnitWrite,
 )
 from statetap_client import layout
+from statetap_sglang.checksum import row_checksums
+from statetap_sglang.format import MODEL_DTYPES, TensorView
 
 NUMPY_DTYPES = {"bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
 
@@ -93,6 +98,12 @@ class FakeStore(Faults):
         if group is None:
             return None
         return StoreFacts(rows=len(group.input_ids), samples=len(group.columns["status"]), attributes=group.attributes)
+
+    async def check(self, location: str, plan: StorePlan) -> None:
+        self._raise_if_told("check")
+        trial = FakeStore()
+        trial.groups = copy.deepcopy({location: self.groups[location]} if location in self.groups else {})
+        await trial.prepare(location, plan)
 
     async def prepare(self, location: str, plan: StorePlan) -> None:
         self._raise_if_told("prepare")
@@ -192,13 +203,15 @@ class FakeInspector(Faults):
     def refuse_once(self, reason: str) -> None:
         self._refusals.append(reason)
 
-    async def inspect(self, parts: Sequence[Mapping[str, memoryview]], arrays: Sequence[HiddenArray]) -> CaptureReport:
+    async def inspect(self, parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> CaptureReport:
         self._raise_if_told("inspect")
-        payloads = {array: b"".join(bytes(part[array.name]) for part in parts) for array in arrays}
-        refusals = [reason for array, data in payloads.items() if (reason := _refusal(array, data)) is not None]
-        reasons = ([self._refusals.pop(0)] if self._refusals else []) + refusals
+        payloads = {array: b"".join(bytes(part.views[array.name]) for part in parts) for array in arrays}
+        faults = ([self._refusals.pop(0)] if self._refusals else []) + [
+            reason for array, data in payloads.items() if (reason := _fault(array, data)) is not None
+        ]
+        refusal = Refusal(RefusalReason.BAD_VALUES, faults[0]) if faults else None
         return CaptureReport(
-            digest=xxhash.xxh3_64_intdigest(b"".join(payloads.values())), refusal=reasons[0] if reasons else None
+            digest=xxhash.xxh3_64_intdigest(b"".join(payloads.values())), refusal=_difference(parts, arrays) or refusal
         )
 
     async def digest(self, views: Mapping[str, memoryview]) -> int:
@@ -206,7 +219,25 @@ class FakeInspector(Faults):
         return xxhash.xxh3_64_intdigest(b"".join(bytes(views[name]) for name in layout.HIDDEN_ARRAYS if name in views))
 
 
-def _refusal(array: HiddenArray, data: bytes) -> str | None:
+def _difference(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> Refusal | None:
+    """By the dump format's own sums."""
+    rows: list[bool] = []
+    for part in parts:
+        tensors = {a.name: _tensor(a, part.views[a.name]) for a in arrays}
+        sums = row_checksums(tensors)
+        given = sums if part.row_checksums is None else np.frombuffer(part.row_checksums, np.int64)
+        rows += (sums != given).tolist()
+    if not any(rows):
+        return None
+    detail = f"{sum(rows)} rows, the first of them row {rows.index(True)}, are not what their source computed"
+    return Refusal(RefusalReason.WRONG_CHECKSUM, detail)
+
+
+def _tensor(array: HiddenArray, data: memoryview) -> TensorView:
+    return TensorView(MODEL_DTYPES[array.dtype], (data.nbytes // array.row_bytes, *array.row_shape), data)
+
+
+def _fault(array: HiddenArray, data: bytes) -> str | None:
     vectors = np.frombuffer(data, NUMPY_DTYPES[array.dtype]).astype(np.float64).reshape(-1, array.row_shape[-1])
     per_row = array.row_shape[0] if len(array.row_shape) == 2 else 1
     for number, vector in enumerate(vectors):

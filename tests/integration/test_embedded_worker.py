@@ -25,8 +25,6 @@ from statetap_sglang.reader import open_dump
 from transformers import DynamicCache
 from typer.testing import CliRunner
 
-from tests.fakes.models import save_model, small_llama
-
 START_SECONDS = 120
 PROMPT = [(i * 37 + 11) % 1000 + 3 for i in range(90)]
 
@@ -64,11 +62,6 @@ def started(model: Path, dumps: Path, *options: str, module: Sequence[str] = ("-
             yield Process(popen, lines)
         finally:
             popen.kill()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(small_llama(), tmp_path_factory.mktemp("models") / "llama")
 
 
 def test_it_serves_publishes_and_ends_on_sigterm(model: Path, tmp_path: Path) -> None:

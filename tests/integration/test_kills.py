@@ -9,29 +9,21 @@ from pathlib import Path
 import pytest
 from statetap_client.sync import SyncStatetapClient
 
-from tests.fakes.cluster import Cluster, assert_same_store, cluster, plain_declaration, small_model, token_samples, until
+from tests.fakes.cluster import Cluster, assert_same_store, cluster, plain_declaration, token_samples, until
 
 SAMPLES = token_samples(60, longest=120, seed=3)
 # Slow enough that there is a middle to kill in.
 SLOW = ("--layers", "0,1", "--gap-seconds", "0.03")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> str:
-    with cluster(tmp_path_factory.mktemp("undisturbed"), model) as made:
-        made.start_worker("w", "--layers", "0,1")
-        with made.start_service() as client:
-            made.wait_for_workers(client, "w")
-            return made.run_job(client, SAMPLES, "undisturbed.zarr", **UNIT).store
-
-
 # Units of a dozen samples: long enough to be met half done.
 UNIT = {"rows_per_shard": 1024}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(calm: Cluster) -> str:
+    with calm.client() as client:
+        return calm.run_job(client, SAMPLES, "kills.zarr", **UNIT).store
 
 
 def half_done(made: Cluster, job: str) -> bool:

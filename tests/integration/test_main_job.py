@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from tests.fakes.cluster import (
     assert_same_store,
     cluster,
     plain_declaration,
-    small_model,
     token_samples,
 )
 
@@ -23,21 +21,13 @@ SAMPLES = token_samples(60, longest=150)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[tuple[Cluster, str]]:
-    """One worker, plugin dumps, no chunks: the store that all others are compared with."""
-    with cluster(tmp_path_factory.mktemp("reference"), model) as made:
-        made.start_worker("alone", "--layers", "0,1")
-        with made.start_service() as client:
-            made.wait_for_workers(client, "alone")
-            job = made.run_job(client, SAMPLES, "alone.zarr")
-            assert (job.state, job.progress.samples.stored, job.identity) == ("completed", len(SAMPLES), "tokens")
-            assert made.leftover_dumps() == []
-            yield made, job.store
+def reference(calm: Cluster) -> tuple[Cluster, str]:
+    """The store that all others are compared with."""
+    with calm.client() as client:
+        job = calm.run_job(client, SAMPLES, "alone.zarr")
+        assert (job.state, job.progress.samples.stored, job.identity) == ("completed", len(SAMPLES), "tokens")
+        assert calm.leftover_dumps() == []
+        return calm, job.store
 
 
 def test_every_sample_is_stored_under_its_own_tokens(reference: tuple[Cluster, str]) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -14,25 +15,16 @@ from statetap_client.reader import StoreReader
 from statetap_sglang.format import TensorView
 from statetap_sglang.plain import PlainLayout, PlainPublisher
 
-from tests.fakes.cluster import Cluster, assert_same_store, cluster, plain_declaration, small_model, token_samples
+from tests.fakes.cluster import Cluster, assert_same_store, cluster, plain_declaration, token_samples
 
 SAMPLES = token_samples(30, longest=100, seed=5)
 KINDS = pytest.mark.parametrize("plain", [False, True], ids=["plugin", "plain"])
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "llama")
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, model: Path) -> str:
-    """The store of the same samples from a worker that nothing disturbs."""
-    with cluster(tmp_path_factory.mktemp("calm"), model) as made:
-        made.start_worker("w", "--layers", "0,1")
-        with made.start_service() as client:
-            made.wait_for_workers(client, "w")
-            return made.run_job(client, SAMPLES, "calm.zarr").store
+def undisturbed(calm: Cluster) -> str:
+    with calm.client() as client:
+        return calm.run_job(client, SAMPLES, "old-failures.zarr").store
 
 
 def start(made: Cluster, *, plain: bool, flags: tuple[str, ...] = ()) -> None:
@@ -41,7 +33,7 @@ def start(made: Cluster, *, plain: bool, flags: tuple[str, ...] = ()) -> None:
 
 
 @contextmanager
-def knocking(url: str, path: str, **request: object) -> Iterator[list[int]]:
+def knocking(url: str, path: str, **request: Any) -> Iterator[list[int]]:
     """Somebody else asks the worker for something, again and again, until the block ends; gives the status codes."""
     codes: list[int] = []
     over = threading.Event()
@@ -49,7 +41,7 @@ def knocking(url: str, path: str, **request: object) -> Iterator[list[int]]:
     def knock() -> None:
         with httpx.Client(base_url=url, timeout=60) as client:
             while not over.is_set() and len(codes) < 2000:
-                codes.append(client.request("POST" if request else "GET", path, **request).status_code)  # type: ignore[arg-type]
+                codes.append(client.request("POST" if request else "GET", path, **request).status_code)
 
     thread = threading.Thread(target=knock)
     thread.start()
@@ -61,7 +53,7 @@ def knocking(url: str, path: str, **request: object) -> Iterator[list[int]]:
 
 
 @KINDS
-def test_the_counter_is_moved_by_warm_up_and_health_requests(tmp_path: Path, model: Path, calm: str, plain: bool) -> None:
+def test_the_counter_is_moved_by_warm_up_and_health_requests(tmp_path: Path, model: Path, undisturbed: str, plain: bool) -> None:
     """A script that predicted the dump's number took somebody else's dump."""
     with cluster(tmp_path, model) as made:
         start(made, plain=plain)
@@ -72,11 +64,11 @@ def test_the_counter_is_moved_by_warm_up_and_health_requests(tmp_path: Path, mod
         assert set(codes) == {200}
         assert (job.state, job.failures) == ("completed", {})
         assert made.leftover_dumps() == []
-        assert_same_store(calm, job.store)
+        assert_same_store(undisturbed, job.store)
 
 
 @KINDS
-def test_decode_passes_between_two_long_prefills(tmp_path: Path, model: Path, calm: str, plain: bool) -> None:
+def test_decode_passes_between_two_long_prefills(tmp_path: Path, model: Path, undisturbed: str, plain: bool) -> None:
     """A script that took the one dump that appeared got 1 row for thousands of tokens: here others decode all the time."""
     body = {"input_ids": [[7] * 40], "sampling_params": {"max_new_tokens": 12, "temperature": 0}}
     with cluster(tmp_path, model) as made:
@@ -89,10 +81,10 @@ def test_decode_passes_between_two_long_prefills(tmp_path: Path, model: Path, ca
             job = made.run_job(client, SAMPLES, "decode.zarr")
         assert len(codes) > 3
         assert (job.state, job.failures) == ("completed", {})
-        assert_same_store(calm, job.store)
+        assert_same_store(undisturbed, job.store)
 
 
-def test_a_dump_of_the_previous_request_lands_late(tmp_path: Path, model: Path, calm: str) -> None:
+def test_a_dump_of_the_previous_request_lands_late(tmp_path: Path, model: Path, undisturbed: str) -> None:
     """A script that cleared the directory and took what came next got the previous sample's rows.
 
     A second publisher writes dumps of the samples' lengths, with other values, into the directory while the requests run.
@@ -124,7 +116,7 @@ def test_a_dump_of_the_previous_request_lands_late(tmp_path: Path, model: Path, 
                 thread.join()
             # Where such a dump had the running sample's length, there were two readings: refused, and asked for again.
             assert job.state == "completed"
-            store, wanted = StoreReader(job.store), StoreReader(calm)
+            store, wanted = StoreReader(job.store), StoreReader(undisturbed)
             for index in store.stored.tolist():
                 assert store.digest(index) == wanted.digest(index), "another sample's rows were stored"
             assert all(reason.startswith("ambiguous") for reason in job.failures)

@@ -14,15 +14,10 @@ from statetap_client import layout
 from statetap_client.reader import StoreReader
 from statetap_client.verify import verify_against_model, verify_digests
 
-from tests.fakes.cluster import cluster, small_model, token_samples
+from tests.fakes.cluster import cluster, token_samples
 
 SAMPLES = token_samples(40, longest=140, seed=9)
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])

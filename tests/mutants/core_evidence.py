@@ -171,4 +171,20 @@ MUTANTS = (
         catcher=tests("tests/unit/core/test_reservation.py"),
         breaks="a started unit can always finish: its bytes are reserved",
     ),
+    Mutant(
+        name="capture-takes-an-unnamed-dump",
+        file="service/statetap/core/capture.py",
+        old="if dump.dump_id in verdict.dump_ids and dump.name not in named:",
+        new="if False:",
+        catcher=tests("tests/unit/core/test_capture.py", "tests/unit/core/test_unit.py"),
+        breaks="a dump that the worker's own answer does not name is not the request's",
+    ),
+    Mutant(
+        name="capture-forgets-what-the-answer-names",
+        file="service/statetap/core/attempt.py",
+        old="        self.named = event.named\n",
+        new="",
+        catcher=tests("tests/unit/core/test_attempt.py"),
+        breaks="the names in an answer are evidence",
+    ),
 )

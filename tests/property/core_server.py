@@ -47,6 +47,7 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     next_token: int
+    named: frozenset[str] | None
 
 
 @dataclass(slots=True)
@@ -92,10 +93,15 @@ class Server:
                 # Again from the start, or only what was still missing: then no generation is whole.
                 again = self._pass(rid, prompt, edges[victim], len(prompt), bits=f"{rid} after retraction")
                 passes[max(victim, 1) :] = [replace(again, facts=replace(again.facts, retraction_count=1))]
+        if self.names:
+            passes = [replace(each, facts=replace(each.facts, name=f"{rid}/{place}")) for place, each in enumerate(passes)]
+        named = frozenset(each.facts.name for each in passes if each.facts.name is not None)
+        if how == "unnamed" and named:
+            named -= {f"{rid}/{victim}"}
         self.pipeline += passes
         self.decode(rid, prompt)
         self.counter += 1
-        self.answers[rid] = Answer(len(prompt), cached, self.counter)
+        self.answers[rid] = Answer(len(prompt), cached, self.counter, named if self.names and how != "silent" else None)
 
     def _edges(self, rows: int, cached: int, cut: int) -> list[int]:
         """Where the passes of a prompt begin and end. By name, the first may be shared with another prompt, and so be shorter."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from statetap.core import unit_messages as msg
+from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.dumps import DumpFacts
 from statetap.core.placement import Geometry, dataset_order, place
 from statetap.core.records import SampleStatus, SampleVerdict
@@ -67,6 +68,7 @@ class Units:
         self.next_tokens: dict[str, int] = {}
         self.reported: dict[str, list[str]] = defaultdict(list)
         self.owners: dict[str, str] = {}
+        self.named: dict[str, frozenset[str]] = {}
 
     def end_lifecycle(self, rid: str, *, captured: bool) -> None:
         """The attempt is over: what appears from now on is not its own."""
@@ -93,6 +95,9 @@ class Units:
             match command:
                 case msg.CaptureAccepted(rid=rid):
                     self._accepted(run, rid)
+                    if not command.recalled:
+                        chosen = {self.directory[dump].facts.name for dump in run.chosen[rid]}
+                        assert rid not in self.named or chosen <= self.named[rid], "a dump that its answer does not name"
                     self.end_lifecycle(rid, captured=True)
                 case msg.AttemptFailed():
                     self._failed(run, command)
@@ -154,7 +159,7 @@ class Units:
                 digests = {d: hash(self.directory[d].rows) for d in dump_ids if d in self.directory}
                 self.post(key, msg.DumpsDigested(rid, digests))
             case msg.InspectCapture(rid, _):
-                self.post(key, msg.CaptureInspected(rid, hash(rid), "NaN" if fails else None))
+                self.post(key, msg.CaptureInspected(rid, hash(rid), Refusal(RefusalReason.BAD_VALUES, "NaN") if fails else None))
             case msg.WriteUnit(captures):
                 self._write(key, run, captures, fails)
             case msg.RecordCommit(verdicts, _):

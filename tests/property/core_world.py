@@ -138,7 +138,9 @@ class World(Units):
         if (run := self._run_of(rid)) is not None:
             name = RequestName.parse(rid)
             self.journal[name.unit].append(msg.Recalled(rid, name.sample, worker.server.name, answer.next_token))
-            self.post(run, msg.RequestAnswered(rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token))
+            if answer.named is not None:
+                self.named[rid] = answer.named
+            self.post(run, msg.RequestAnswered(rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.named))
 
     def fail(self, worker: Worker, event: Answered | Doubted | Lost, fault: msg.Fault = msg.Fault.ATTEMPT) -> None:
         """What is in flight ends without an answer."""

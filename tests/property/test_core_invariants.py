@@ -173,6 +173,8 @@ class ByTokens(Course):
         "computed twice",
         "overlapping",
         "retracted",
+        "unnamed",
+        "silent",
         "cached",
     )
 

@@ -15,6 +15,7 @@ FORMAT_VERSION = 1
 PAGE_BYTES = 4096
 
 BEACON_NAME = "tap.json"
+REFUSAL_NAME = "refused.json"
 DUMP_PREFIX = "req_"
 DUMP_SUFFIX = ".safetensors"
 ERROR_SUFFIX = ".error.json"
@@ -24,6 +25,7 @@ TOKEN_IDS = "token_ids"  # noqa: S105 (tokens of text)
 AUX_HIDDEN_STATES = "aux_hidden_states"
 LAST_HIDDEN_STATES = "last_hidden_states"
 LAST_HIDDEN_STATES_PRENORM = "last_hidden_states_prenorm"
+ROW_CHECKSUMS = "row_checksums"
 HIDDEN_TENSORS = (AUX_HIDDEN_STATES, LAST_HIDDEN_STATES, LAST_HIDDEN_STATES_PRENORM)
 
 # safetensors' dtype names, and the bytes of one element.
@@ -137,13 +139,15 @@ def check_text(name: str, value: str) -> None:
 def check_tensors(tensors: Mapping[str, tuple[str, tuple[int, ...]]], rows: int) -> None:
     """ValueError unless name → (dtype, shape) are a dump's tensors: all of `rows` rows, one dtype and one hidden size.
 
-    Paddings are not among them.
+    Paddings are not among them. Row checksums may be missing.
     """
-    unknown = tensors.keys() - {TOKEN_IDS, *HIDDEN_TENSORS}
+    unknown = tensors.keys() - {TOKEN_IDS, *HIDDEN_TENSORS, ROW_CHECKSUMS}
     if unknown:
         raise ValueError(f"unknown tensors {sorted(unknown)}")
     if tensors.get(TOKEN_IDS) != ("I32", (rows,)):
         raise ValueError(f"token_ids is {tensors.get(TOKEN_IDS)}, it must be I32 with shape ({rows},)")
+    if ROW_CHECKSUMS in tensors and tensors[ROW_CHECKSUMS] != ("I64", (rows,)):
+        raise ValueError(f"row_checksums is {tensors[ROW_CHECKSUMS]}, it must be I64 with shape ({rows},)")
     hidden = {name: tensors[name] for name in HIDDEN_TENSORS if name in tensors}
     if not hidden:
         raise ValueError("no hidden states")
@@ -161,12 +165,17 @@ _DUMP_NAME = re.compile(re.escape(DUMP_PREFIX) + r"(0|[1-9][0-9]{0,17})" + re.es
 _ERROR_NAME = re.compile(re.escape(DUMP_PREFIX) + r"(0|[1-9][0-9]{0,17})" + re.escape(ERROR_SUFFIX), re.ASCII)
 
 
+def stem(number: int) -> str:
+    """`req_<N>`, which stands for a dump before it is known whether it will be published or lost."""
+    return f"{DUMP_PREFIX}{number}"
+
+
 def dump_name(number: int) -> str:
-    return f"{DUMP_PREFIX}{number}{DUMP_SUFFIX}"
+    return stem(number) + DUMP_SUFFIX
 
 
 def error_name(number: int) -> str:
-    return f"{DUMP_PREFIX}{number}{ERROR_SUFFIX}"
+    return stem(number) + ERROR_SUFFIX
 
 
 def dump_number(name: str) -> int | None:

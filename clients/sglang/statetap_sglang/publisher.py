@@ -2,13 +2,14 @@
 
 What is visible is complete: a dump is written under a dot-name with `write()`, never through a mapping (a full tmpfs must be an
 error, not a SIGBUS), and renamed to its final name without replacing. Every method may be called from any thread; no lock is held
-while a dump is written.
+while a dump is written, and `reserve` waits for no other call's input or output.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from statetap_sglang.format import (
     LAST_HIDDEN_STATES,
     LAST_HIDDEN_STATES_PRENORM,
     MODEL_DTYPES,
+    ROW_CHECKSUMS,
     TOKEN_IDS,
     DumpFormatError,
     DumpMetadata,
@@ -33,7 +35,15 @@ from statetap_sglang.format import (
     error_name,
     error_number,
 )
-from statetap_sglang.tap import COUNTER_NAME, check_name, ensure_private_directory, lock_tap, sweep_unpublished, tap_name
+from statetap_sglang.tap import (
+    COUNTER_NAME,
+    TapError,
+    check_name,
+    ensure_private_directory,
+    lock_tap,
+    sweep_unpublished,
+    tap_name,
+)
 
 MAX_ERROR_RECORDS = 1000
 # The counter's file is written once for so many numbers; a publisher that dies skips the rest of them.
@@ -64,6 +74,8 @@ class DumpPublisher:
         self._max_error_records = max_error_records
         self._directory = root / worker / tap_name(beacon.boot_id, beacon.dp_rank)
         self._mutex = threading.Lock()
+        self._restore_mutex = threading.Lock()
+        self._counter_mutex = threading.Lock()  # taken last, and never held while anything but the counter is written
         for directory in (root, root / worker):
             ensure_private_directory(directory)
         self._lock: int | None = lock_tap(self._directory)
@@ -76,8 +88,10 @@ class DumpPublisher:
         except BaseException:
             self.close()
             raise
-        self._unwritten: ErrorRecord | None = None
+        self._late: deque[tuple[int | None, ErrorRecord]] = deque()
+        self._uncounted: ErrorRecord | None = None
         self._counting: Path | None = None
+        self._announced = False
 
     @property
     def directory(self) -> Path:
@@ -86,26 +100,36 @@ class DumpPublisher:
     def announce(self) -> None:
         """Write the beacon: the tap is ready."""
         self._beacon.write(self._directory)
+        self._announced = True
 
-    def publish(self, metadata: DumpMetadata, tensors: Mapping[str, TensorView]) -> str:
-        """Publish one dump and return its name, `req_<N>.safetensors`.
+    def reserve(self) -> int:
+        """Take a dump number: a dump can be named before it is written. A number that is never used leaves a gap, no harm.
 
-        `tensors` holds `token_ids` (I32 `[T]`) and the hidden tensors of the tap's capture spec, `T = extend_len` rows each.
+        Raises:
+            OSError: the counter's file cannot be written. It is, once for many numbers.
+        """
+        return self._take_number()
+
+    def publish(self, metadata: DumpMetadata, tensors: Mapping[str, TensorView], number: int | None = None) -> str:
+        """Publish one dump and return its name, `req_<N>.safetensors`; `number` is a reserved N, by default the next one.
+
+        `tensors` holds `token_ids` (I32 `[T]`), the hidden tensors of the tap's capture spec, `T = extend_len` rows each, and
+        the rows' checksums (I64 `[T]`; see `checksum`) if the source took them.
 
         Raises:
             PublishError: over budget, disk full, or any other failure of the file system; nothing is left behind.
             ValueError: the tensors do not fit the metadata or each other: a programming error.
         """
         self._check(metadata, tensors)
-        ordered = {name: tensors[name] for name in (TOKEN_IDS, *HIDDEN_TENSORS) if name in tensors}
+        ordered = {name: tensors[name] for name in (TOKEN_IDS, *HIDDEN_TENSORS, ROW_CHECKSUMS) if name in tensors}
         pieces = header.encode(ordered, metadata.to_map(), page_aligned=True)
         nbytes = round_to_pages(sum(len(piece) for piece in pieces))
         try:
             with self._mutex:
-                self._retry_unwritten()
+                self._write_late()
                 self._take_budget(nbytes)
                 try:
-                    name = dump_name(self._take_number())
+                    name = dump_name(self._take_number() if number is None else number)
                 except BaseException:
                     self._in_flight -= nbytes
                     raise
@@ -121,25 +145,16 @@ class DumpPublisher:
             raise PublishError(metadata.rid, f"{self._directory}: {error.strerror or error}") from error
         return name
 
-    def publish_error(self, rid: str, reason: str) -> None:
+    def publish_error(self, rid: str, reason: str, number: int | None = None) -> None:
         """Publish `req_<N>.error.json`: a capture that was lost, and why. Bounded in number; never raises.
 
+        `number` is a reserved N, that of the dump that was not to be; by default the next one.
         Beyond the bound one further record counts the losses and names the last. What cannot be written now (a full tmpfs) is
-        counted too, and written with the next dump or error that is published.
+        written with the next dump or error that is published.
         """
         with self._mutex:
-            self._retry_unwritten()
-            if self._unwritten is None and self._has_room_for_record():
-                try:
-                    name = error_name(self._take_number())
-                    self._write(name, [ErrorRecord(rid, reason).encode()])
-                except OSError:
-                    pass
-                else:
-                    self._error_records += 1
-                    return
-            self._unwritten = ErrorRecord(rid, reason, 1 + (self._unwritten.lost if self._unwritten else 0))
-            self._retry_unwritten()
+            self._late.append((number, ErrorRecord(rid, reason)))
+            self._write_late()
 
     def close(self) -> None:
         """Release the lock. Published dumps stay: they belong to the service."""
@@ -161,12 +176,19 @@ class DumpPublisher:
             wanted[LAST_HIDDEN_STATES] = (dtype, (rows, width))
         if beacon.final in ("pre_norm", "both"):
             wanted[LAST_HIDDEN_STATES_PRENORM] = (dtype, (rows, width))
+        if ROW_CHECKSUMS in described:
+            wanted[ROW_CHECKSUMS] = ("I64", (rows,))
         if described != wanted:
             raise ValueError(f"the tap publishes {wanted}, not {described}")
 
     def _write(self, name: str, pieces: list[bytes | memoryview]) -> None:
         if self._lock is None:
             raise OSError("the publisher is closed")
+        if not self._directory.exists():
+            try:
+                self._restore_directory()
+            except TapError as error:
+                raise OSError(str(error)) from error
         unpublished = self._directory / f".{name}"
         try:
             descriptor = os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -211,25 +233,64 @@ class DumpPublisher:
                 self._published, self._error_records, _ = self._scan()
         return self._error_records < self._max_error_records
 
-    def _retry_unwritten(self) -> None:
+    def _write_late(self) -> None:
+        """Write the error records that wait, in their order, as far as that goes now."""
+        while self._late:
+            number, record = self._late[0]
+            if not self._has_room_for_record() or len(self._late) > self._max_error_records:
+                self._count(record)
+                self._late.popleft()
+                continue
+            try:
+                self._write(error_name(self._take_number() if number is None else number), [record.encode()])
+            except FileExistsError:
+                self._late[0] = (None, record)
+            except OSError:
+                return
+            else:
+                self._error_records += 1
+                self._late.popleft()
+        self._write_counting()
+
+    def _count(self, record: ErrorRecord) -> None:
+        lost = record.lost + (self._uncounted.lost if self._uncounted else 0)
+        self._uncounted = ErrorRecord(record.rid, record.reason, lost)
+
+    def _write_counting(self) -> None:
         """Write the record that counts, in place of its last version if that was not read yet."""
-        if self._unwritten is None:
+        if self._uncounted is None:
             return
         try:
             if self._counting is None or not self._counting.exists():
                 name = error_name(self._take_number())
-                self._write(name, [self._unwritten.encode()])
+                self._write(name, [self._uncounted.encode()])
                 self._counting = self._directory / name
-                self._unwritten = None
+                self._uncounted = None
                 return
             written = ErrorRecord.read(self._counting)
-            sum_of_both = ErrorRecord(self._unwritten.rid, self._unwritten.reason, self._unwritten.lost + written.lost)
+            sum_of_both = ErrorRecord(self._uncounted.rid, self._uncounted.reason, self._uncounted.lost + written.lost)
             unpublished = self._directory / f".{self._counting.name}"
             unpublished.write_bytes(sum_of_both.encode())
             unpublished.replace(self._counting)
-            self._unwritten = None
+            self._uncounted = None
         except (OSError, DumpFormatError):
             return  # it stays in memory, and is tried again
+
+    def _restore_directory(self) -> None:
+        """Somebody removed the tap's directory: make it again, with its lock, its counter and its beacon."""
+        with self._restore_mutex:
+            if self._directory.exists():
+                return
+            for directory in self._directory.parent.parent, self._directory.parent:
+                ensure_private_directory(directory)
+            lock = lock_tap(self._directory)
+            lost, self._lock = self._lock, lock
+            if lost is not None:
+                os.close(lost)
+            with self._counter_mutex:
+                self._reserve_numbers()
+            if self._announced:
+                self.announce()
 
     def _read_counter(self) -> int:
         try:
@@ -238,10 +299,11 @@ class DumpPublisher:
             return 0
 
     def _take_number(self) -> int:
-        if self._next >= self._reserved_to:
-            self._reserve_numbers()
-        self._next += 1
-        return self._next - 1
+        with self._counter_mutex:
+            if self._next >= self._reserved_to:
+                self._reserve_numbers()
+            self._next += 1
+            return self._next - 1
 
     def _reserve_numbers(self) -> None:
         """Keep the counter's upper bound in a file: no number is used again, even if all dumps were removed meanwhile."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from statetap_sglang import header
+from statetap_sglang.checksum import differing_rows
 from statetap_sglang.filesystem import map_readonly, open_regular, round_to_pages
 from statetap_sglang.format import PADDING_PREFIX, PAGE_BYTES, DumpFormatError, DumpMetadata, TensorView, check_tensors
 
@@ -52,6 +53,15 @@ class MappedDump:
         self.metadata = metadata
         self.tensors = tensors
         self.nbytes = nbytes
+
+    def verify_rows(self) -> None:
+        """Add up every row and compare with the checksum that came with it, where the dump carries them. Reads all pages.
+
+        Raises:
+            DumpFormatError: a row is not what its source computed.
+        """
+        if rows := differing_rows(self.tensors):
+            raise DumpFormatError(self.path, f"{len(rows)} rows, the first of them row {rows[0]}, differ from their checksums")
 
     def close(self) -> None:
         """Drop the mapping. Views still held by somebody keep it alive; they are not cut off under them."""

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from statetap_sglang.format import BEACON_NAME, DUMP_PREFIX
+from statetap_sglang.format import BEACON_NAME, DUMP_PREFIX, REFUSAL_NAME
 
 COUNTER_NAME = ".next"
 UNPUBLISHED_PREFIX = f".{DUMP_PREFIX}"
 UNPUBLISHED_BEACON = f".{BEACON_NAME}"
+UNPUBLISHED_REFUSAL = f".{REFUSAL_NAME}"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", re.ASCII)
 _TAP_NAME = re.compile(r"(?P<boot>[A-Za-z0-9_][A-Za-z0-9._-]{0,199})-(?P<rank>0|[1-9][0-9]{0,8})", re.ASCII)
@@ -135,7 +136,7 @@ def dead_tap(directory: Path) -> Iterator[bool]:
 def sweep_unpublished(directory: Path) -> None:
     """Remove what a dead publisher left under dot-names. The caller holds the lock."""
     for entry in list(os.scandir(directory)):
-        if entry.name.startswith((UNPUBLISHED_PREFIX, UNPUBLISHED_BEACON)):
+        if entry.name.startswith((UNPUBLISHED_PREFIX, UNPUBLISHED_BEACON, UNPUBLISHED_REFUSAL)):
             with suppress(FileNotFoundError, IsADirectoryError):
                 os.unlink(entry.path)  # noqa: PTH108 (as scandir gives it)
 
@@ -146,7 +147,7 @@ def remove_dead_tap(directory: Path) -> bool:
         if not locked:
             return False
         sweep_unpublished(directory)
-        own = {BEACON_NAME, COUNTER_NAME}
+        own = {BEACON_NAME, REFUSAL_NAME, COUNTER_NAME}
         if any(entry.name not in own for entry in os.scandir(directory)):
             return False
         for name in own:

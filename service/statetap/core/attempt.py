@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from statetap.core import unit_messages as msg
-from statetap.core.capture import Expected, Verdict, assemble_by_count, assemble_by_tokens, is_prompt_row
+from statetap.core.capture import Expected, Verdict, assemble_by_count, assemble_by_tokens, is_prompt_row, require_named
 from statetap.core.dumps import DumpFacts
 from statetap.core.spec import Identity
 
@@ -21,7 +21,10 @@ class AttemptState(StrEnum):
 
 @dataclass(slots=True)
 class Attempt:
-    """`chunk` is the declared chunk size of a worker that is matched by count, in tokens; by tokens nothing needs declaring."""
+    """`chunk` is the declared chunk size of a worker that is matched by count, in tokens; by tokens nothing needs declaring.
+
+    `named` are the dumps that the answer names, None if it names none.
+    """
 
     rid: str
     sample: int
@@ -36,6 +39,7 @@ class Attempt:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     next_token: int = -1
+    named: frozenset[str] | None = None
     digest: int = 0
     recalled: bool = False
     asked_digests: bool = False
@@ -45,6 +49,7 @@ class Attempt:
     def answered(self, event: msg.RequestAnswered) -> None:
         self.state = AttemptState.ANSWERED
         self.prompt_tokens, self.cached_tokens, self.next_token = event.prompt_tokens, event.cached_tokens, event.next_token
+        self.named = event.named
 
     def wants(self, dump: DumpFacts) -> bool:
         """Whether a dump may still matter: decode passes and whatever comes after the choice are strays."""
@@ -55,7 +60,7 @@ class Attempt:
     def verdict(self) -> Verdict:
         dumps = list(self.dumps.values())
         if self.identity is Identity.TOKENS:
-            return assemble_by_tokens(self.expected, dumps, self.digests)
+            return require_named(assemble_by_tokens(self.expected, dumps, self.digests), dumps, self.named)
         return assemble_by_count(self.expected, self.chunk, dumps, self.digests)
 
     @property

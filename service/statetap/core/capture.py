@@ -8,7 +8,7 @@ Identical bytes are one reading; two different readings that both fit are refuse
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,9 +28,11 @@ class RefusalReason(StrEnum):
     PREFIX_CACHED = "prefix_cached"
     OVERLAP = "overlap"
     AMBIGUOUS = "ambiguous"
+    UNNAMED_DUMP = "unnamed_dump"
     MISSING_ROWS = "missing_rows"
     LOST_BY_PUBLISHER = "lost_by_publisher"
     BAD_VALUES = "bad_values"
+    WRONG_CHECKSUM = "wrong_checksum"
     REQUEST_FAILED = "request_failed"
     OUTSIDE_VOCABULARY = "outside_vocabulary"
     OVER_LONG = "over_long"
@@ -194,6 +196,20 @@ def _one_reading(candidates: Sequence[tuple[str, ...]], digests: Mapping[str, in
         if [digests[dump] for dump in other] != wanted:
             return Refusal(RefusalReason.AMBIGUOUS, f"dumps {', '.join(first)} and {', '.join(other)} both fit and differ")
     return Complete(first)
+
+
+def require_named(verdict: Verdict, dumps: Sequence[DumpFacts], named: Collection[str] | None) -> Verdict:
+    """The verdict, but a refusal where the answer names its dumps (`named`, None: it does not) and the capture has another one.
+
+    A worker names what it publishes for a request in the answer to it: a chosen dump that it does not know came another way.
+    """
+    if named is None or not isinstance(verdict, Complete):
+        return verdict
+    for dump in dumps:
+        if dump.dump_id in verdict.dump_ids and dump.name not in named:
+            known = ", ".join(sorted(named)) or "no dump"
+            return Refusal(RefusalReason.UNNAMED_DUMP, f"the answer names {known}; dump {dump.dump_id} is not among them")
+    return verdict
 
 
 def assemble_by_count(expected: Expected, chunk: int | None, dumps: Sequence[DumpFacts], digests: Mapping[str, int]) -> Verdict:

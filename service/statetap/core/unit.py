@@ -232,7 +232,7 @@ class UnitMachine(Machine[UnitPhase]):
             case msg.RequestFailed(reason=reason, fault=fault):
                 return self._fail(attempt, reason, fault)
             case msg.CaptureLost(reason=reason):
-                return self._fail(attempt, f"{RefusalReason.LOST_BY_PUBLISHER}: {reason}", msg.Fault.ATTEMPT)
+                return self._refuse(attempt, Refusal(RefusalReason.LOST_BY_PUBLISHER, reason))
             case msg.LifecycleClosed():
                 attempt.lifecycle_closed = True
             case msg.CaptureOverdue():
@@ -288,11 +288,11 @@ class UnitMachine(Machine[UnitPhase]):
             return []
         at = self._samples[attempt.sample]
         if attempt.prompt_tokens != at.wanted.expected.rows:
-            reason = f"the worker saw {attempt.prompt_tokens} tokens, the sample has {at.wanted.expected.rows}"
-            return self._fail(attempt, f"{RefusalReason.WRONG_PROMPT_LENGTH}: {reason}", msg.Fault.ATTEMPT)
+            seen = f"the worker saw {attempt.prompt_tokens} tokens, the sample has {at.wanted.expected.rows}"
+            return self._refuse(attempt, Refusal(RefusalReason.WRONG_PROMPT_LENGTH, seen))
         if attempt.cached_tokens and attempt.identity is Identity.COUNT:
             # Whatever has the full length is somebody else's.
-            return self._fail(attempt, _prefix_cached(attempt), msg.Fault.ATTEMPT)
+            return self._refuse(attempt, _prefix_cached(attempt))
         verdict = attempt.verdict()
         match verdict:
             case Complete(dump_ids) if at.captured is None and at.live in (None, attempt):
@@ -308,9 +308,9 @@ class UnitMachine(Machine[UnitPhase]):
                 attempt.asked_digests = True
                 return [msg.DigestDumps(attempt.rid, dump_ids)]
             case Refusal():
-                return self._fail(attempt, str(verdict), msg.Fault.ATTEMPT)
+                return self._refuse(attempt, verdict)
             case Incomplete() if attempt.cached_tokens:
-                return self._fail(attempt, _prefix_cached(attempt), msg.Fault.ATTEMPT)
+                return self._refuse(attempt, _prefix_cached(attempt))
         return []
 
     def _overdue(self, attempt: Attempt) -> list[msg.UnitCommand]:
@@ -322,13 +322,13 @@ class UnitMachine(Machine[UnitPhase]):
             if isinstance(verdict, Incomplete)
             else "the end of its lifecycle"
         )
-        return self._fail(attempt, f"{RefusalReason.MISSING_ROWS}: {gap} did not appear in time", msg.Fault.ATTEMPT)
+        return self._refuse(attempt, Refusal(RefusalReason.MISSING_ROWS, f"{gap} did not appear in time"))
 
-    def _inspected(self, attempt: Attempt, digest: int, refusal: str | None) -> list[msg.UnitCommand]:
+    def _inspected(self, attempt: Attempt, digest: int, refusal: Refusal | None) -> list[msg.UnitCommand]:
         if attempt.state is not AttemptState.INSPECTING:
             return []
         if refusal is not None:
-            return self._fail(attempt, f"{RefusalReason.BAD_VALUES}: {refusal}", msg.Fault.ATTEMPT)
+            return self._refuse(attempt, refusal)
         at = self._samples[attempt.sample]
         attempt.state, attempt.digest = AttemptState.CAPTURED, digest
         at.captured, at.live, at.worker = attempt, None, attempt.worker
@@ -338,6 +338,9 @@ class UnitMachine(Machine[UnitPhase]):
             msg.CaptureAccepted(attempt.rid, attempt.sample, attempt.worker, attempt.recalled),
             *self._release(attempt, spare, stray=True),
         ]
+
+    def _refuse(self, attempt: Attempt, refusal: Refusal) -> list[msg.UnitCommand]:
+        return self._fail(attempt, str(refusal), msg.Fault.ATTEMPT)
 
     def _fail(self, attempt: Attempt, reason: str, fault: msg.Fault) -> list[msg.UnitCommand]:
         """One attempt is over. Its sample waits again, unless its attempts are used up or it is its own fault."""
@@ -386,6 +389,6 @@ class UnitMachine(Machine[UnitPhase]):
         return commands
 
 
-def _prefix_cached(attempt: Attempt) -> str:
-    rows = attempt.expected.rows
-    return f"{RefusalReason.PREFIX_CACHED}: {attempt.cached_tokens} of {rows} tokens came from the worker's prefix cache"
+def _prefix_cached(attempt: Attempt) -> Refusal:
+    seen = f"{attempt.cached_tokens} of {attempt.expected.rows} tokens came from the worker's prefix cache"
+    return Refusal(RefusalReason.PREFIX_CACHED, seen)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from statetap.core.capture import Refusal
 from statetap.core.dumps import DumpFacts
 from statetap.core.records import SampleVerdict, ShardObject
 from statetap.core.spec import Identity
@@ -48,10 +49,13 @@ class RecallEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswered:
+    """`named` are the dumps that the worker says it published for the request, None if it says nothing of them."""
+
     rid: str
     prompt_tokens: int
     cached_tokens: int
     next_token: int
+    named: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class DumpsDigested:
 class CaptureInspected:
     rid: str
     digest: int
-    refusal: str | None
+    refusal: Refusal | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,10 @@ _STRUCTURES = (
 )
 
 
+# safetensors' names for what a dump holds besides hidden states: token ids and checksums.
+_INTEGERS = {torch.int32: "I32", torch.int64: "I64"}
+
+
 class UnsupportedModel(ValueError):
     """A model that this worker cannot load or tap; the message says why and what it can."""
 
@@ -109,7 +113,7 @@ def as_view(tensor: torch.Tensor) -> TensorView:
         KeyError: a dtype that the dump format has not.
     """
     host = tensor.detach().cpu().contiguous()
-    dtype = "I32" if host.dtype == torch.int32 else MODEL_DTYPES[str(host.dtype).removeprefix("torch.")]
+    dtype = _INTEGERS.get(host.dtype) or MODEL_DTYPES[str(host.dtype).removeprefix("torch.")]
     # numpy has no bfloat16, so the bytes go over as bytes.
     return TensorView(dtype, tuple(host.shape), host.view(torch.uint8).numpy().data.cast("B"))
 

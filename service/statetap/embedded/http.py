@@ -156,6 +156,8 @@ class WorkerApi:
             if self._model.tokenizer is None
             else {"text": self._model.tokenizer.decode(answer.output_ids, skip_special_tokens=True)}
         )
+        # As SGLang returns what a plugin sets as `customized_info`: one value for each output token.
+        named = {} if answer.dumps is None else {"statetap_dumps": answer.dumps}
         return text | {
             "output_ids": answer.output_ids,
             "meta_info": {
@@ -166,6 +168,7 @@ class WorkerApi:
                 "completion_tokens": len(answer.output_ids),
                 "num_retractions": 0,
                 "e2e_latency": answer.latency_seconds,
+                **named,
             },
         }
 

@@ -16,12 +16,13 @@ import statetap_sglang
 import structlog
 import torch
 from statetap_sglang.beacon import Beacon
-from statetap_sglang.format import TOKEN_IDS, DumpMetadata
+from statetap_sglang.checksum import source_row_checksums
+from statetap_sglang.format import ROW_CHECKSUMS, TOKEN_IDS, DumpMetadata, stem
 from statetap_sglang.plain import PlainLayout, PlainPublisher
 from statetap_sglang.publisher import DumpPublisher, PublishError
 
 from statetap import __version__
-from statetap.embedded.capture import as_view, as_views
+from statetap.embedded.capture import as_views
 from statetap.embedded.model import TappedModel
 from statetap.embedded.options import WorkerOptions
 
@@ -45,7 +46,9 @@ class PublishedRows:
 class Outlet(Protocol):
     """Takes rows in the order of the passes."""
 
-    def publish(self, rows: PublishedRows) -> None: ...
+    def publish(self, rows: PublishedRows) -> str | None:
+        """Publish; returns what an answer may call the dump (`<boot_id>-<dp_rank>/req_<N>`), None where dumps have no names."""
+        ...
 
     def close(self) -> None: ...
 
@@ -83,7 +86,9 @@ class PluginOutlet:
     def directory(self) -> Path:
         return self._publisher.directory
 
-    def publish(self, rows: PublishedRows) -> None:
+    def publish(self, rows: PublishedRows) -> str | None:
+        # First of all: from here on, whatever becomes of these rows, their bits are known.
+        checksums = source_row_checksums(tensor.contiguous() for tensor in rows.states.values())
         metadata = DumpMetadata(
             boot_id=self._boot_id,
             rid=rows.rid,
@@ -94,13 +99,16 @@ class PluginOutlet:
             forward_start_ns=rows.forward_start_ns,
             forward_end_ns=rows.forward_end_ns,
         )
+        number: int | None = None
         try:
-            token_ids = as_view(torch.tensor(rows.token_ids, dtype=torch.int32))
-            self._publisher.publish(metadata, {TOKEN_IDS: token_ids} | as_views(rows.states))
+            number = self._publisher.reserve()
+            own = {TOKEN_IDS: torch.tensor(rows.token_ids, dtype=torch.int32), ROW_CHECKSUMS: checksums}
+            self._publisher.publish(metadata, as_views({**own, **rows.states}), number)
         except (PublishError, OSError, ValueError) as error:
             reason = error.reason if isinstance(error, PublishError) else str(error)
             log.warning("worker.publish_failed", rid=rows.rid, reason=reason)
-            self._publisher.publish_error(rows.rid, reason)
+            self._publisher.publish_error(rows.rid, reason, number)
+        return None if number is None else f"{self.directory.name}/{stem(number)}"
 
     def close(self) -> None:
         self._publisher.close()
@@ -121,6 +129,7 @@ class PlainOutlet:
         self._publisher = PlainPublisher(self.directory, layout)
 
     def publish(self, rows: PublishedRows) -> None:
+        """Nothing names these dumps."""
         try:
             self._publisher.publish(as_views(rows.states))
         except (OSError, ValueError) as error:

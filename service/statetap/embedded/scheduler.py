@@ -27,10 +27,14 @@ from statetap.embedded.requests import BadRequest, SampleRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAnswer:
-    """What became of one sample. `finish_reason` is as in SGLang's `meta_info`; `latency_seconds` from submission to the end."""
+    """What became of one sample. `finish_reason` is as in SGLang's `meta_info`; `latency_seconds` from submission to the end.
+
+    `dumps` are, for each output token, the names of all dumps so far; None where dumps have no names.
+    """
 
     rid: str
     output_ids: list[int]
+    dumps: list[list[str]] | None
     prompt_tokens: int
     cached_tokens: int
     finish_reason: dict[str, Any]
@@ -48,6 +52,8 @@ class _Sequence:
     done: int | None = None
     cached_tokens: int = 0
     output_ids: list[int] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
+    dumps: list[list[str]] = field(default_factory=list)
     aborted: bool = False
 
 
@@ -178,7 +184,7 @@ class Scheduler:
         end_ns = time.monotonic_ns()
         for part, output in zip(parts, outputs, strict=True):
             if capture:
-                self._outlet.publish(
+                name = self._outlet.publish(
                     PublishedRows(
                         rid=part.sequence.request.rid,
                         token_ids=part.token_ids,
@@ -190,6 +196,7 @@ class Scheduler:
                         states=output.states,
                     )
                 )
+                part.sequence.named += [] if name is None else [name]
             self._advance(part, output.next_token)
 
     def _extend_parts(self) -> list[_Part]:
@@ -232,6 +239,7 @@ class Scheduler:
                 self._prefix_cache.keep(request.extra_key, request.token_ids, sequence.cache)
         if request.max_new_tokens > 0:
             sequence.output_ids.append(next_token)
+            sequence.dumps.append(list(sequence.named))
         if next_token in self._model.eos_token_ids and sequence.output_ids and not request.ignore_eos:
             self._finish(sequence, {"type": "stop", "matched": next_token})
         elif len(sequence.output_ids) >= request.max_new_tokens:
@@ -251,6 +259,7 @@ class Scheduler:
             SampleAnswer(
                 rid=request.rid,
                 output_ids=outputs,
+                dumps=sequence.dumps if sequence.named else None,
                 prompt_tokens=len(request.token_ids),
                 cached_tokens=sequence.cached_tokens,
                 finish_reason=reason,

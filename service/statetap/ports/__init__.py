@@ -6,7 +6,17 @@ Every exception that an adapter raises on purpose is one of the classes here, so
 from statetap.ports.answers import AnswerJournal, RecordedAnswer
 from statetap.ports.clock import Clock
 from statetap.ports.datasets import DatasetRefused, Datasets, OpenDataset
-from statetap.ports.dumps import CaptureLost, Dump, DumpEvent, DumpRejected, DumpSeen, DumpSource, DumpSourceError, TapSeen
+from statetap.ports.dumps import (
+    CaptureLost,
+    Dump,
+    DumpEvent,
+    DumpRejected,
+    DumpSeen,
+    DumpSource,
+    DumpSourceError,
+    TapRefused,
+    TapSeen,
+)
 from statetap.ports.inference import (
     GenerateAnswer,
     GenerateSample,
@@ -30,6 +40,7 @@ from statetap.ports.ledger import (
 )
 from statetap.ports.store import (
     CaptureInspector,
+    CapturePart,
     CaptureReport,
     SampleColumns,
     Segment,
@@ -49,6 +60,7 @@ __all__ = [
     "BadCursor",
     "CaptureInspector",
     "CaptureLost",
+    "CapturePart",
     "CaptureReport",
     "Clock",
     "CommitEvent",
@@ -85,6 +97,7 @@ __all__ = [
     "StoreFull",
     "StoreMismatch",
     "StorePlan",
+    "TapRefused",
     "TapSeen",
     "TokenBlock",
     "UnitWrite",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from statetap.core.dumps import DumpFacts
@@ -11,13 +11,19 @@ from statetap.core.spec import CaptureSpec, Identity, ModelFacts
 
 
 class Dump(Protocol):
-    """A published dump, mapped: `views` are its hidden tensors' bytes, read-only, rows first, without a copy."""
+    """A published dump, mapped: `views` are its hidden tensors' bytes, read-only, rows first, without a copy.
+
+    `row_checksums` is what its source computed of its rows (`CapturePart`), None where it gave none.
+    """
 
     @property
     def facts(self) -> DumpFacts: ...
 
     @property
     def views(self) -> Mapping[str, memoryview]: ...
+
+    @property
+    def row_checksums(self) -> memoryview | None: ...
 
     def release(self) -> None:
         """Remove it from the directory (its bytes are free again) and drop the mapping. Idempotent."""
@@ -28,7 +34,9 @@ class Dump(Protocol):
 class TapSeen:
     """A tap announced itself, or is there at start: a new boot of the worker, or another data-parallel rank.
 
-    `chunked_prefill_size` and `context_length` in tokens, None if there is no limit or it is not known.
+    `chunked_prefill_size` and `context_length` in tokens, None if there is no limit or it is not known. The taps of one `boot`
+    are its ranks 0 to `dp_size` - 1; a declared tap is a boot of one rank, without a name. `announced_ns` is when it
+    did so, in nanoseconds since the epoch.
     """
 
     tap: str
@@ -40,6 +48,21 @@ class TapSeen:
     chunked_prefill_size: int | None
     alive: bool
     """Whether a publisher holds the tap's lock; a dead boot's dumps may still be wanted."""
+    boot: str = ""
+    dp_rank: int = 0
+    dp_size: int = 1
+    announced_ns: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TapRefused:
+    """A tap says that it does not publish, and why; it may have announced itself before. The other fields as in `TapSeen`."""
+
+    tap: str
+    boot: str
+    reason: str
+    alive: bool
+    announced_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +86,7 @@ class DumpRejected:
     reason: str
 
 
-DumpEvent = TapSeen | DumpSeen | CaptureLost | DumpRejected
+DumpEvent = TapSeen | TapRefused | DumpSeen | CaptureLost | DumpRejected
 
 
 class DumpSource(Protocol):

@@ -42,12 +42,16 @@ class GenerateSample:
 
 @dataclass(frozen=True, slots=True)
 class GenerateAnswer:
-    """What the worker said of one sample. `next_token` is its answer at temperature 0, -1 if it gave none."""
+    """What the worker said of one sample. `next_token` is its answer at temperature 0, -1 if it gave none.
+
+    `dumps` names what it published for the request, each `<boot_id>-<dp_rank>/req_<N>`; None if it does not tell.
+    """
 
     rid: str
     prompt_tokens: int
     cached_tokens: int
     next_token: int
+    dumps: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

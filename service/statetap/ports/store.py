@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from statetap.core.capture import Refusal
 from statetap.core.placement import Geometry
 from statetap.core.records import (
     ShardObject,
@@ -145,18 +146,29 @@ class ShardWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class CapturePart:
+    """One dump of a capture: its hidden tensors' bytes, rows first, and the checksums that its source took of its rows.
+
+    `row_checksums` are the bytes of little-endian int64 `[T]`; None where the publisher gave none.
+    """
+
+    views: Mapping[str, memoryview]
+    row_checksums: memoryview | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureReport:
     """A look at a capture's bytes: its digest (XXH3-64, hidden arrays in store order), and why it must be refused, if so."""
 
     digest: int
-    refusal: str | None
+    refusal: Refusal | None
 
 
 class CaptureInspector(Protocol):
-    """Reads captures in threads: digest, finite, not all zero, not constant."""
+    """Reads captures in threads: digest, each row what its source computed, finite, not all zero, not constant."""
 
-    async def inspect(self, parts: Sequence[Mapping[str, memoryview]], arrays: Sequence[HiddenArray]) -> CaptureReport:
-        """`parts` are a capture's dumps in row order."""
+    async def inspect(self, parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> CaptureReport:
+        """`parts` are a capture's dumps in row order, which hold these arrays and no others."""
         ...
 
     async def digest(self, views: Mapping[str, memoryview]) -> int:

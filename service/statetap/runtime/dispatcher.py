@@ -99,7 +99,7 @@ class Dispatcher:
             self._pool.changed.clear()
             try:
                 for driver in self._pool.drivers:
-                    if driver.ready and driver.turn is None and (run := await self._find_run(driver)) is not None:
+                    if driver.free and driver.turn is None and (run := await self._find_run(driver)) is not None:
                         self._give_turn(driver, run)
             except Exception:  # noqa: BLE001 - whatever it was, the next one must still be served
                 self._log.exception(events.DISPATCH_FAILED)

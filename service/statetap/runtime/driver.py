@@ -1,16 +1,13 @@
-"""The driver of one worker: its requests go out one at a time, its dumps come in and are routed, its state is known.
+"""The driver of one worker: its requests go out one at a time, its dumps come in (`dump_intake`), its state is known.
 
-Exactly one request is in flight (the worker machine forbids a second). Dumps of nobody are released at once; dumps of a unit that
-was open when the service last stopped are parked until it is leased again.
+Exactly one request is in flight (the worker machine forbids a second).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 from zlib import crc32
 
 from asyncio_throttle.throttler import Throttler
@@ -18,18 +15,11 @@ from structlog.typing import FilteringBoundLogger
 
 from statetap.core.dumps import DumpFacts
 from statetap.core.records import WorkerRecord
-from statetap.core.requests import RequestName
-from statetap.core.routing import DumpRouter, Parked, Stray, ToUnit, UnitId
 from statetap.core.spec import Identity
 from statetap.core.strict import SHORTEST_FENCE, StrictGate
 from statetap.core.worker import Answered, Cleared, Doubted, Drained, Identified, Lost, Misfit, Sent, WorkerMachine, WorkerState
 from statetap.ports import (
-    CaptureLost,
     Clock,
-    Dump,
-    DumpEvent,
-    DumpRejected,
-    DumpSeen,
     DumpSource,
     DumpSourceError,
     GenerateAnswer,
@@ -37,33 +27,22 @@ from statetap.ports import (
     InferenceClient,
     InferenceError,
     RequestTimedOut,
+    TapRefused,
     TapSeen,
     WorkerUnreachable,
 )
+from statetap.runtime.dump_intake import DumpIntake, Inboxes
 from statetap.runtime.dump_space import DumpSpace
 from statetap.runtime.fencing import Fencing
+from statetap.runtime.loss_pause import LossPause
 from statetap.runtime.waiting import wait_or_sleep
+from statetap.runtime.worker_taps import NotUsable, WorkerTaps
 from statetap.settings import Runtime
 from statetap.telemetry import events
 from statetap.telemetry.metrics import Metrics
 
 # Each worker's fences begin at a length of its own, out of so many: where two plain directories were swapped, neither passes.
 FENCE_LENGTHS = 64
-
-
-class UnitInbox(Protocol):
-    """Where an open unit takes what is published for it."""
-
-    def take_dump(self, rid: str, facts: DumpFacts, dump: Dump) -> None: ...
-    def take_loss(self, rid: str, reason: str) -> None: ...
-
-
-@dataclass(slots=True)
-class Inboxes:
-    """The open units of this host, and those that were open when the service last stopped; shared by its drivers."""
-
-    open: dict[UnitId, UnitInbox]
-    expected_back: set[UnitId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +56,10 @@ class WorkerPorts:
 
 
 class WorkerDriver:
-    """Drives one worker. `changed` is set whenever something may have become possible."""
+    """Drives one worker. `changed` is set whenever something may have become possible.
+
+    `tap` is what the taps of its newest boot say together, once they all have: the last that did, while another boot starts.
+    """
 
     def __init__(
         self,
@@ -100,15 +82,26 @@ class WorkerDriver:
         self.requests = 0
         self.failures = 0
         self._ports = ports
-        self._inboxes = inboxes
-        self._router = DumpRouter(inboxes.open.keys(), inboxes.expected_back)
         self.space = DumpSpace(metrics.dump_bytes.labels(worker=record.name).set)
+        self._pause = LossPause(settings.retry_backoff_seconds, clock, changed.set)
         self._changed = changed
         self._nudged = asyncio.Event()
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
         self._log = log.bind(worker=record.name)
+        self.intake = DumpIntake(
+            record.name,
+            inboxes,
+            self.space,
+            self._pause,
+            metrics=metrics,
+            log=self._log,
+            on_tap=self._take_tap,
+            on_stray=self._saw_stray,
+        )
+        self._taps = WorkerTaps()
+        self._identified: tuple[str | None, TapSeen] | None = None
         self._throttle = Throttler(rate_limit=1, period=1 / ports.requests_per_second) if ports.requests_per_second else None
         self._probing: asyncio.Task[None] | None = None
         self._doubted: str | None = None
@@ -123,6 +116,11 @@ class WorkerDriver:
     @property
     def ready(self) -> bool:
         return self.machine.state is WorkerState.READY
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be asked now: ready, and not at rest after a lost capture."""
+        return self.ready and not self._pause.is_on
 
     @property
     def busy(self) -> bool:
@@ -176,6 +174,7 @@ class WorkerDriver:
             self.machine.handle(Answered(sample.rid))
             return answer
         finally:
+            self._require_identity()
             self.failures += outcome != "answered"
             self._metrics.worker_in_flight.labels(worker=self.name).set(0)
             self._metrics.requests_total.labels(worker=self.name, outcome=outcome).inc()
@@ -195,62 +194,16 @@ class WorkerDriver:
 
     def begin_lifecycle(self, rid: str) -> None:
         """Strict mode: what appears from now on may belong to `rid`."""
-        self._router.begin_lifecycle(rid)
+        self.intake.router.begin_lifecycle(rid)
 
     def end_lifecycle(self) -> None:
-        self._router.end_lifecycle()
+        self.intake.router.end_lifecycle()
 
     async def look_again(self, after_seconds: float) -> None:
         """Wait, then report everything that is visible."""
         if after_seconds > 0:
             await self._clock.sleep(after_seconds)
         await self._ports.source.rescan()
-
-    # --- dumps ----------------------------------------------------------------------------------------------------------
-
-    def release_parked(self, wanted: AbstractSet[UnitId]) -> None:
-        """Release what is parked for units that will not come back."""
-        for dump in self.space.drop_parked(wanted):
-            self._release(dump)
-
-    def _release(self, dump: Dump) -> None:
-        try:
-            dump.release()
-        except OSError as error:
-            self._log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
-
-    def _on_dump_event(self, event: DumpEvent) -> None:
-        match event:
-            case DumpSeen(dump):
-                self._route(dump)
-            case CaptureLost(rid, reason):
-                self._log.warning(events.DUMP_LOST, rid=rid, reason=reason)
-                self._lose_capture(rid, reason)
-            case DumpRejected(name, reason):
-                self._log.warning(events.DUMP_REJECTED, dump=name, reason=reason)
-            case TapSeen():
-                self._take_tap(event)
-
-    def _lose_capture(self, rid: str, reason: str) -> None:
-        """Tell the unit that this attempt's capture will not come."""
-        name = RequestName.parse(rid)
-        inbox = self._inboxes.open.get((name.job, name.unit)) if name is not None else None
-        if inbox is not None:
-            inbox.take_loss(rid, reason)
-
-    def _route(self, dump: Dump) -> None:
-        facts = replace(dump.facts, dump_id=f"{self.name}/{dump.facts.dump_id}")
-        match self._router.route(facts):
-            case ToUnit(unit, rid):
-                self._inboxes.open[unit].take_dump(rid, facts, dump)
-            case Parked(unit):
-                self.space.park(unit, facts.rid or "", facts, dump)
-            case Stray(reason):
-                self._release(dump)
-                self._metrics.strays_total.labels(worker=self.name).inc()
-                self._log.debug(events.DUMP_STRAY, dump=facts.dump_id, rows=facts.rows, rid=facts.rid, reason=reason)
-                if self.fencing is not None:
-                    self.fencing.saw_stray(facts)
 
     # --- its state ------------------------------------------------------------------------------------------------------
 
@@ -267,7 +220,7 @@ class WorkerDriver:
 
     async def _watch(self) -> None:
         try:
-            await self._ports.source.start(self._on_dump_event)
+            await self._ports.source.start(self.intake.take)
         except DumpSourceError as error:
             self._refuse(str(error))
             raise
@@ -281,6 +234,7 @@ class WorkerDriver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pause.close()
         await self._ports.source.close()
         await self._ports.client.close()
 
@@ -289,32 +243,47 @@ class WorkerDriver:
         self._log.info(events.WORKER_DRAINING)
         self._changed.set()
 
-    def _take_tap(self, tap: TapSeen) -> None:
-        if not tap.alive:
-            return
-        restarted = self.tap is not None and self.tap.tap != tap.tap
-        self.tap = tap
-        self.space.budget_bytes = tap.budget_bytes
-        if tap.identity is Identity.COUNT and self.fencing is None:
-            gate = StrictGate(tap.chunked_prefill_size, SHORTEST_FENCE + crc32(self.name.encode()) % FENCE_LENGTHS)
-            self.fencing = Fencing(self.name, gate, tap.model.vocab_size, self._ports.quiet_period_seconds, self._clock)
-        self._log.info(
-            events.WORKER_TAP_SEEN,
-            tap=tap.tap,
-            model=tap.model.model_path,
-            layers=list(tap.capture.aux_layer_ids),
-            final=tap.capture.final,
-        )
-        if restarted and not self.busy:
-            self._lose("it was started again")
+    def _take_tap(self, tap: TapSeen | TapRefused) -> None:
+        self._taps.saw(tap)
+        said = self._taps.together()
+        if isinstance(said, TapSeen):
+            self.tap = said
+            self.space.budget_bytes = said.budget_bytes
+            if said.identity is Identity.COUNT and self.fencing is None:
+                gate = StrictGate(said.chunked_prefill_size, SHORTEST_FENCE + crc32(self.name.encode()) % FENCE_LENGTHS)
+                self.fencing = Fencing(self.name, gate, said.model.vocab_size, self._ports.quiet_period_seconds, self._clock)
+        if isinstance(tap, TapSeen) and tap.alive:
+            self._log.info(
+                events.WORKER_TAP_SEEN,
+                tap=tap.tap,
+                model=tap.model.model_path,
+                layers=list(tap.capture.aux_layer_ids),
+                final=tap.capture.final,
+            )
+        self._require_identity()
         self._nudged.set()
+
+    def _require_identity(self) -> None:
+        """What was identified must still be so: other taps than those are another worker, even at the same URL."""
+        if self._identified is None or self.busy:
+            return
+        boot, said = self._identified
+        if self._taps.boot != boot:
+            self._lose("it was started again" if self._taps.boot is not None else "the process of its tap has ended")
+        elif self._taps.together() != said:
+            self._lose("what its taps say has changed")
+
+    def _saw_stray(self, facts: DumpFacts) -> None:
+        if self.fencing is not None:
+            self.fencing.saw_stray(facts)
 
     def _lose(self, reason: str) -> None:
         before = self.machine.state
+        self._identified = None
         self.machine.handle(Lost(reason))
-        if before is not WorkerState.BUSY and (rid := self._router.lifecycle) is not None:
+        if before is not WorkerState.BUSY and (rid := self.intake.router.lifecycle) is not None:
             # By count, what is still to come of the open lifecycle could be anybody's now.
-            self._lose_capture(rid, f"worker {self.name} went away: {reason}")
+            self.intake.lose_capture(rid, f"worker {self.name} went away: {reason}")
         self._metrics.worker_up.labels(worker=self.name).set(0)
         if before is not self.machine.state:
             self._log.warning(events.WORKER_UNREACHABLE, reason=reason)
@@ -363,32 +332,32 @@ class WorkerDriver:
             self._identify(facts.model_path, facts.context_length)
 
     def _identify(self, model_path: str, context_length: int | None) -> None:
-        if self.tap is None:
-            self._refuse(
-                "the server is up, but no tap has announced itself in its dump directory: check that it publishes there "
-                "(for SGLang: that statetap-sglang is installed in its environment and STATETAP_PLUGIN_DIR is set)"
-            )
+        said = self._taps.together()
+        if isinstance(said, NotUsable):
+            self._refuse(said.reason)
             return
-        if self.tap.model.model_path != model_path:
+        if said.model.model_path != model_path:
             self._refuse(
-                f"the server at {self.record.url} serves {model_path!r}, its dumps are of {self.tap.model.model_path!r}: "
+                f"the server at {self.record.url} serves {model_path!r}, its dumps are of {said.model.model_path!r}: "
                 "one of the two is not this worker's"
             )
             return
-        limits = [limit for limit in (context_length, self.tap.context_length) if limit is not None]
+        self._identified = (self._taps.boot, said)
+        limits = [limit for limit in (context_length, said.context_length) if limit is not None]
         self.context_length = min(limits, default=None)
         if self.machine.state is WorkerState.SUSPECT:
             self._doubted = None
             self.machine.handle(Cleared())
         else:
-            self.machine.handle(Identified(self.tap.tap))
+            self.machine.handle(Identified(said.tap))
         if self.fencing is not None:
             self.fencing.gate.restart()
         self._metrics.worker_up.labels(worker=self.name).set(1)
-        self._log.info(events.WORKER_READY, tap=self.tap.tap, model=self.tap.model.model_path, context_length=self.context_length)
+        self._log.info(events.WORKER_READY, tap=said.tap, model=said.model.model_path, context_length=self.context_length)
         self._changed.set()
 
     def _refuse(self, reason: str) -> None:
+        self._identified = None
         if self.machine.reason != reason:
             self._log.warning(events.WORKER_REFUSED, reason=reason)
         self.machine.handle(Misfit(reason))

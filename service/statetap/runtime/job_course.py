@@ -154,8 +154,9 @@ class JobCourse:
             record = self._states.active[job] = replace(record, counts=newest)
             self.projector.mark(record, [verdict.sample for verdict in ending.verdicts])
         elif job in self._states.active:
-            # Whether it was recorded after all is for the ledger to say.
-            await self._states.reread(job)
+            # Whether it was recorded after all is for the ledger to say, and the store must say the same.
+            record = await self._states.reread(job)
+            self.projector.mark(record, [sample.sample for sample in await self._ledger.unit_samples(job, unit)])
         await self._end_if_over(job)
 
     async def _count_commit(self, job: str, unit: int, report: CommitReport) -> None:

@@ -13,7 +13,8 @@ from statetap.core.records import JobSpec, WorkerRecord
 from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
 from statetap.ports import Clock, DumpSourceError, Ledger, NotFound, TapSeen
-from statetap.runtime.driver import Inboxes, WorkerDriver, WorkerPorts
+from statetap.runtime.driver import WorkerDriver, WorkerPorts
+from statetap.runtime.dump_intake import Inboxes
 from statetap.runtime.views import RefusalKind, Refused, WorkerView
 from statetap.settings import Runtime
 from statetap.telemetry import events
@@ -110,7 +111,7 @@ class WorkerPool:
         """Its units will not come back: release what is parked for them."""
         self.inboxes.expected_back -= {unit for unit in self.inboxes.expected_back if unit[0] == job}
         for driver in self._drivers.values():
-            driver.release_parked(self.inboxes.expected_back)
+            driver.intake.release_parked(self.inboxes.expected_back)
         self.changed.set()
 
     def free_everywhere(self, unit: UnitId) -> None:

@@ -10,6 +10,17 @@ from typing import Any
 from statetap.runtime.views import WorkerTally
 
 WINDOW_SECONDS = 60.0
+# Of a unit's lost attempts, how many its event names; `workers` has the count of all.
+MOST_LOST_TOLD = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """An attempt that brought no capture, and why."""
+
+    rid: str
+    worker: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +32,7 @@ class CommitReport:
     tokens: int
     nbytes: int
     workers: Mapping[str, WorkerTally]
+    lost: tuple[LostAttempt, ...] = ()
 
     def as_event(self, unit: int) -> dict[str, Any]:
         workers = {worker: asdict(tally) for worker, tally in sorted(self.workers.items())}
@@ -31,6 +43,7 @@ class CommitReport:
             "tokens": self.tokens,
             "bytes": self.nbytes,
             "workers": workers,
+            "lost": [asdict(attempt) for attempt in self.lost[:MOST_LOST_TOLD]],
         }
 
 

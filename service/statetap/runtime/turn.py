@@ -30,12 +30,12 @@ class Turn:
         self._elsewhere = elsewhere
 
     async def take(self) -> None:
-        """Ask the worker for every sample that waits, until none does or the worker is not ready any more."""
+        """Ask the worker for every sample that waits, until none does or the worker is not free any more."""
         run, driver = self._run, self._driver
-        while driver.ready and run.waiting_for(driver.name, self._elsewhere):
+        while driver.free and run.waiting_for(driver.name, self._elsewhere):
             await driver.pace()
             samples = run.waiting_for(driver.name, self._elsewhere)
-            if not driver.ready or not samples:
+            if not driver.free or not samples:
                 # What was so before the wait need not be so after it.
                 return
             if driver.fencing is None:

@@ -25,6 +25,7 @@ from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
 from statetap.core.unit import UnitKey, UnitMachine, UnitPhase, UnitSample
 from statetap.ports import (
+    CapturePart,
     CommitEvent,
     Dump,
     GenerateAnswer,
@@ -38,7 +39,7 @@ from statetap.ports import (
 )
 from statetap.runtime.driver import WorkerDriver
 from statetap.runtime.run_ports import Ending, RunPorts
-from statetap.runtime.tally import CommitReport
+from statetap.runtime.tally import CommitReport, LostAttempt
 from statetap.runtime.views import WorkerTally
 from statetap.telemetry import events
 
@@ -87,6 +88,7 @@ class UnitRun:
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
         self._work: dict[str, WorkerTally] = defaultdict(WorkerTally)
+        self._lost: list[LostAttempt] = []
         self._writes = 0
         self._closed_to_workers = False
 
@@ -149,7 +151,9 @@ class UnitRun:
         if self.machine.awaits(answer.rid):
             self._ports.answers.record(*self.id, recorded)
             self._overdue[answer.rid] = self._spawn(self._wait_until_overdue(answer.rid))
-            self.post(msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token))
+            self.post(
+                msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.dumps)
+            )
 
     # --- what was there before ------------------------------------------------------------------------------------------
 
@@ -182,7 +186,8 @@ class UnitRun:
             case msg.DigestDumps(rid, dump_ids):
                 self._spawn(self._digest(rid, {dump_id: self._dumps[dump_id].views for dump_id in dump_ids}))
             case msg.InspectCapture(rid, dump_ids):
-                self._spawn(self._inspect(rid, [self._dumps[dump_id].views for dump_id in dump_ids]))
+                dumps = [self._dumps[dump_id] for dump_id in dump_ids]
+                self._spawn(self._inspect(rid, [CapturePart(dump.views, dump.row_checksums) for dump in dumps]))
             case msg.CloseLifecycle(rid):
                 self._spawn(self._close_lifecycle(rid, self._strict[rid][1]))
             case msg.CaptureAccepted():
@@ -214,8 +219,8 @@ class UnitRun:
         digests = {dump_id: await self._ports.inspector.digest(view) for dump_id, view in views.items()}
         self.post(msg.DumpsDigested(rid, digests))
 
-    async def _inspect(self, rid: str, views: Sequence[Mapping[str, memoryview]]) -> None:
-        report = await self._ports.inspector.inspect(views, self.arrays)
+    async def _inspect(self, rid: str, parts: Sequence[CapturePart]) -> None:
+        report = await self._ports.inspector.inspect(parts, self.arrays)
         self.post(msg.CaptureInspected(rid, report.digest, report.refusal))
 
     async def _close_lifecycle(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -233,6 +238,7 @@ class UnitRun:
 
     def _failed(self, event: msg.AttemptFailed) -> None:
         self._count(event.worker, "lost")
+        self._lost.append(LostAttempt(event.rid, event.worker, event.reason))
         self._attempted(event.worker, "lost")
         self._ports.metrics.capture_refusals_total.labels(reason=reason_kind(event.reason)).inc()
         log = self.log.bind(sample=event.sample, rid=event.rid, worker=event.worker, reason=event.reason)
@@ -318,7 +324,7 @@ class UnitRun:
             self._count(verdict.worker or "", "stored")
         tokens = sum(self._rows[v.sample].length for v in stored)
         nbytes = tokens * sum(array.row_bytes for array in self.arrays)
-        return CommitReport(len(stored), len(verdicts) - len(stored), tokens, nbytes, dict(self._work))
+        return CommitReport(len(stored), len(verdicts) - len(stored), tokens, nbytes, dict(self._work), tuple(self._lost))
 
     def _count(self, worker: str, what: str) -> None:
         """What a worker did for this unit: `attempts`, those that were `lost`, and samples `stored`."""

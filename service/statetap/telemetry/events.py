@@ -64,7 +64,9 @@ UNIT_LEASED: Final = _event("unit.leased", "job unit worker fence samples", "A u
 UNIT_WRITTEN: Final = _event("unit.written", "job unit objects bytes", "A unit's shard objects are durable in the store.")
 UNIT_WRITE_FAILED: Final = _event("unit.write_failed", "job unit reason attempt", "A unit's shard objects could not be written.")
 UNIT_COMMITTED: Final = _event(
-    "unit.committed", "job unit stored failed tokens bytes workers", "The ledger recorded a unit; its dumps are released."
+    "unit.committed",
+    "job unit stored failed tokens bytes workers lost",
+    "The ledger recorded a unit; its dumps are released. `lost` has the attempts that brought no capture, each with its reason.",
 )
 UNIT_GIVEN_BACK: Final = _event("unit.given_back", "job unit reason", "A unit was not finished and waits to be leased again.")
 UNIT_LEASE_LOST: Final = _event(
@@ -91,7 +93,11 @@ CAPTURE_ADOPTED: Final = _event(
 
 DUMP_STRAY: Final = _event("dump.stray", "worker dump rid rows reason", "A dump belongs to no sample and was released.")
 DUMP_REJECTED: Final = _event("dump.rejected", "worker dump reason", "Something in a dump directory is no dump.")
-DUMP_LOST: Final = _event("dump.lost", "worker rid reason", "The publisher said that it could not publish a capture.")
+DUMP_LOST: Final = _event(
+    "dump.lost",
+    "worker rid reason pause_seconds",
+    "The publisher said that it could not publish a capture; its worker rests, so that there is room again.",
+)
 
 REQUEST_FAILED: Final = _event("request.failed", "job unit worker rid reason", "A request to a worker brought no answer.")
 

@@ -40,6 +40,7 @@ def plugin_dump(dump_id, start, stop, *, rid="rid", prompt=None, generation=0, i
         prompt_len=prompt,
         retraction_count=generation,
         token_ids=token_bytes(range(100 + start, 100 + stop) if ids is None else ids),
+        name=other.pop("name", f"tap/{dump_id}"),
         **other,
     )
 

@@ -3,7 +3,7 @@
 import pytest
 from statetap.core import unit_messages as msg
 from statetap.core.attempt import Attempt, AttemptState
-from statetap.core.capture import Complete, Incomplete
+from statetap.core.capture import Complete, Incomplete, Refusal
 from statetap.core.spec import Identity
 
 from tests.unit.core.dump_facts import expected, plain_dump, plugin_dump
@@ -35,8 +35,9 @@ def test_only_an_open_attempt_wants_dumps_and_only_of_the_prompt(state, identity
 
 def test_an_answer_is_taken_as_it_is():
     one = attempt(Identity.TOKENS)
-    one.answered(msg.RequestAnswered("rid", 10, 3, 42))
+    one.answered(msg.RequestAnswered("rid", 10, 3, 42, frozenset({"tap/a"})))
     assert (one.state, one.prompt_tokens, one.cached_tokens, one.next_token) == (AttemptState.ANSWERED, 10, 3, 42)
+    assert one.named == {"tap/a"}
 
 
 def test_the_evidence_is_that_of_its_identity():
@@ -44,6 +45,15 @@ def test_the_evidence_is_that_of_its_identity():
     plain = [plain_dump("a", 0, 8), plain_dump("b", 1, 2)]
     assert attempt(Identity.COUNT, dumps=plain).verdict() == Incomplete(0, 10)
     assert attempt(Identity.COUNT, chunk=8, dumps=plain).verdict() == Complete(("a", "b"))
+
+
+def test_what_an_answer_names_is_evidence_by_tokens_alone():
+    """Plain dumps have no names, whatever else their server runs."""
+    by_tokens = attempt(Identity.TOKENS, dumps=[plugin_dump("a", 0, 10)])
+    by_count = attempt(Identity.COUNT, dumps=[plain_dump("a", 0, 10)])
+    for one, verdict in ((by_tokens, Refusal), (by_count, Complete)):
+        one.answered(msg.RequestAnswered("rid", 10, 0, 42, frozenset({"tap/b"})))
+        assert isinstance(one.verdict(), verdict)
 
 
 def test_by_count_nothing_is_complete_before_its_lifecycle_is_closed():

@@ -14,6 +14,7 @@ from statetap.core.capture import (
     assemble_by_count,
     assemble_by_tokens,
     chunk_pattern,
+    require_named,
 )
 
 from tests.unit.core.dump_facts import ARRAYS, CAPTURE, FINGERPRINT, expected, plain_dump, plugin_dump, tensors, token_bytes
@@ -277,6 +278,30 @@ def test_a_dump_of_the_right_length_must_hold_the_right_tensors():
 
 def test_rows_are_counted_in_tokens():
     assert Expected(token_bytes([1, 2, 3]), ARRAYS, CAPTURE, FINGERPRINT).rows == 3
+
+
+@pytest.mark.parametrize("named", [None, {"tap/d0", "tap/d8"}, {"tap/d0", "tap/d8", "tap/other"}])
+def test_a_capture_of_named_dumps_stands(named):
+    dumps = pieces(10, 8)
+    assert require_named(assemble_by_tokens(expected(10), dumps, {}), dumps, named) == Complete(("d0", "d8"))
+
+
+@pytest.mark.parametrize("named", [set(), {"tap/d0"}, {"tap/d8", "tap/d80"}])
+def test_a_capture_with_a_dump_that_its_answer_does_not_name_is_refused(named):
+    dumps = pieces(10, 8)
+    assert refused(require_named(assemble_by_tokens(expected(10), dumps, {}), dumps, named)) == "unnamed_dump"
+
+
+def test_an_answer_that_names_dumps_knows_none_without_a_name():
+    dumps = [plugin_dump("d", 0, 8, name=None)]
+    assert refused(require_named(Complete(("d",)), dumps, {"tap/d"})) == "unnamed_dump"
+    assert require_named(Complete(("d",)), dumps, None) == Complete(("d",))
+
+
+def test_dumps_that_were_not_chosen_need_no_name():
+    dumps = [plugin_dump("d", 0, 8), plugin_dump("stray", 0, 8)]
+    assert require_named(Complete(("d",)), dumps, {"tap/d"}) == Complete(("d",))
+    assert require_named(Incomplete(0, 8), dumps, set()) == Incomplete(0, 8)
 
 
 @pytest.mark.parametrize("other", [{"capture": replace(CAPTURE, aux_layer_ids=(1, 3, 4))}, {"model_fingerprint": "weights-2"}])

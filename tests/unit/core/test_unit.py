@@ -2,6 +2,7 @@
 
 import pytest
 from statetap.core import unit_messages as msg
+from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.requests import RequestName
 from statetap.core.unit import UnitPhase
 
@@ -60,6 +61,14 @@ def test_decode_passes_are_released_at_once_and_spare_dumps_when_the_capture_is_
     assert unit.held_dumps() == {"twin"}
 
 
+def test_an_answer_may_name_more_dumps_than_are_needed_and_dumps_may_come_before_it_or_after():
+    unit = Unit()
+    rid = unit.ask()
+    unit.publish(rid, plugin_dump("a", 0, 4))
+    assert unit.answer(rid, named=frozenset({"tap/a", "tap/b", "tap/lost"})) == []
+    assert unit.publish(rid, plugin_dump("b", 4, ROWS)) == [msg.InspectCapture(rid, ("a", "b"))]
+
+
 def test_digests_are_asked_for_once():
     unit = Unit()
     rid = unit.ask()
@@ -109,6 +118,17 @@ def refuse_values(unit, rid):
     return unit.inspect(rid, refusal="layer 3 has NaN in row 2")
 
 
+def refuse_torn_rows(unit, rid):
+    unit.answer(rid)
+    unit.whole(rid)
+    return unit.inspect(rid, refusal="1 rows differ", reason=RefusalReason.WRONG_CHECKSUM)
+
+
+def refuse_unnamed(unit, rid):
+    unit.publish(rid, plugin_dump("d", 0, ROWS))
+    return unit.answer(rid, named=frozenset({"tap/e"}))
+
+
 def refuse_missing(unit, rid):
     unit.publish(rid, plugin_dump("d", 0, 4))
     unit.answer(rid)
@@ -132,6 +152,8 @@ def refuse_error(unit, rid):
         (refuse_wrong_tokens, "wrong_tokens: dump d has other token ids in its 10 rows from 0 than the sample"),
         (refuse_cached, "prefix_cached: 9 of 10 tokens came from the worker's prefix cache"),
         (refuse_values, "bad_values: layer 3 has NaN in row 2"),
+        (refuse_torn_rows, "wrong_checksum: 1 rows differ"),
+        (refuse_unnamed, "unnamed_dump: the answer names tap/e; dump d is not among them"),
         (refuse_missing, "missing_rows: rows 4 to 10 of 10 did not appear in time"),
         (refuse_lost, "lost_by_publisher: over budget"),
         (refuse_error, "worker gpu0: HTTP 500"),
@@ -204,7 +226,7 @@ def test_nothing_that_comes_late_of_a_failed_attempt_counts():
         msg.LifecycleClosed(old),
         msg.DumpsDigested(old, {"late": 1}),
         msg.CaptureInspected(old, 1, None),
-        msg.CaptureInspected(old, 1, "NaN"),
+        msg.CaptureInspected(old, 1, Refusal(RefusalReason.BAD_VALUES, "NaN")),
     ):
         assert unit.handle(event) == []
     assert unit.waiting() == []

@@ -1,6 +1,7 @@
 """The unit machine with the shell's moves as methods, and the commands that the tests expect of it."""
 
 from statetap.core import unit_messages as msg
+from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.records import SampleStatus, SampleVerdict, ShardObject
 from statetap.core.requests import RequestName
 from statetap.core.spec import Identity
@@ -26,9 +27,9 @@ class Unit(UnitMachine):
         assert (sent.sample, sent.worker) == (sample, worker)
         return sent.rid
 
-    def answer(self, rid, *, tokens=None, cached=0, next_token=5):
-        sample = RequestName.parse(rid).sample
-        return self.handle(msg.RequestAnswered(rid, ROWS + sample if tokens is None else tokens, cached, next_token))
+    def answer(self, rid, *, tokens=None, cached=0, next_token=5, named=None):
+        rows = ROWS + RequestName.parse(rid).sample if tokens is None else tokens
+        return self.handle(msg.RequestAnswered(rid, rows, cached, next_token, named))
 
     def publish(self, rid, dump):
         return self.handle(msg.DumpPublished(rid, dump))
@@ -37,8 +38,9 @@ class Unit(UnitMachine):
         """Publish the whole capture in one dump."""
         return self.publish(rid, plugin_dump(dump_id, 0, ROWS + RequestName.parse(rid).sample, rid=rid))
 
-    def inspect(self, rid, *, digest=99, refusal=None):
-        return self.handle(msg.CaptureInspected(rid, digest, refusal))
+    def inspect(self, rid, *, digest=99, refusal=None, reason=RefusalReason.BAD_VALUES):
+        found = None if refusal is None else Refusal(reason, refusal)
+        return self.handle(msg.CaptureInspected(rid, digest, found))
 
     def capture(self, sample=0, **asked):
         rid = self.ask(sample, **asked)

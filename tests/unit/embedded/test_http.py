@@ -29,11 +29,12 @@ class HoldingOutlet(PluginOutlet):
         super().__init__(model, options)
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def publish(self, rows: PublishedRows) -> None:
-        super().publish(rows)
+    def publish(self, rows: PublishedRows) -> str | None:
+        name = super().publish(rows)
         if rows.rid == "held":
             self.reached.set()
             assert self.go_on.wait(60)
+        return name
 
 
 @dataclass
@@ -136,6 +137,7 @@ async def test_a_single_prompt_is_answered_as_sglang_does(worker: Worker, tokens
         "cached_tokens": 0,
         "completion_tokens": 1,
         "num_retractions": 0,
+        "statetap_dumps": [[f"{worker.directory.name}/req_1", f"{worker.directory.name}/req_2"]],
     }
     assert worker.dumps[1:] == [("r", 0, prompt[:64], 90), ("r", 64, prompt[64:], 90)]
 

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from statetap.embedded import outlets
+from statetap.embedded.capture import as_views
 from statetap.embedded.model import TappedModel
 from statetap.embedded.options import PlainKind, PublishedBy, WorkerOptions
 from statetap.embedded.outlets import PlainOutlet, PluginOutlet, PublishedRows, open_outlet
 from statetap_sglang.beacon import Beacon
+from statetap_sglang.checksum import differing_rows
+from statetap_sglang.format import ROW_CHECKSUMS, TensorView
 from statetap_sglang.plain import PlainLayout, is_complete, open_plain_dump
 from statetap_sglang.reader import open_dump
 from transformers import DynamicCache
@@ -50,7 +54,7 @@ def test_the_beacon_describes_the_worker(llama: TappedModel, tmp_path: Path) -> 
 
 def test_a_plugin_dump_holds_the_rows_bit_for_bit(llama: TappedModel, rows: PublishedRows, tmp_path: Path) -> None:
     outlet = PluginOutlet(llama, WorkerOptions(model_path="m", dump_dir=tmp_path / "d"))
-    outlet.publish(rows)
+    assert outlet.publish(rows) == f"{outlet.directory.name}/req_0"
     with open_dump(outlet.directory / "req_0.safetensors") as dump:
         meta = dump.metadata
         assert (meta.rid, meta.prefix_len, meta.extend_len, meta.prompt_len) == ("r", 5, 40, 60)
@@ -61,11 +65,32 @@ def test_a_plugin_dump_holds_the_rows_bit_for_bit(llama: TappedModel, rows: Publ
     outlet.close()
 
 
+def test_a_plugin_dump_carries_what_its_rows_added_up_to_before_they_were_handed_on(
+    llama: TappedModel, rows: PublishedRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outlet = PluginOutlet(llama, WorkerOptions(model_path="m", dump_dir=tmp_path / "d"))
+    outlet.publish(rows)
+
+    def torn(states: Mapping[str, torch.Tensor]) -> dict[str, TensorView]:
+        changed = {name: tensor.clone() for name, tensor in states.items()}
+        changed["last_hidden_states"][7, 3] += 1
+        return as_views(changed)
+
+    monkeypatch.setattr(outlets, "as_views", torn)
+    outlet.publish(rows)
+    with open_dump(outlet.directory / "req_0.safetensors") as whole, open_dump(outlet.directory / "req_1.safetensors") as changed:
+        assert ROW_CHECKSUMS in whole.tensors
+        assert differing_rows(whole.tensors) == []
+        assert differing_rows(changed.tensors) == [7]
+    outlet.close()
+
+
 def test_what_exceeds_the_budget_is_reported_and_no_error_here(llama: TappedModel, rows: PublishedRows, tmp_path: Path) -> None:
     outlet = PluginOutlet(llama, WorkerOptions(model_path="m", dump_dir=tmp_path / "d", budget_bytes=8192))
-    outlet.publish(rows)
+    assert outlet.publish(rows) == f"{outlet.directory.name}/req_0"
     assert not list(outlet.directory.glob("req_*.safetensors"))
     [lost] = outlet.directory.glob("req_*.error.json")
+    assert lost.name == "req_0.error.json", "the error stands under the name that the answer gives"
     assert '"r"' in lost.read_text()
     outlet.close()
 

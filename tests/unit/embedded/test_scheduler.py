@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -18,18 +19,23 @@ ANSWER_SECONDS = 60
 
 
 class Recorder:
-    """An outlet that keeps what it is given. At its `hold_at`-th rows it keeps the scheduler in their pass until `go_on`."""
+    """An outlet that keeps what it is given. At its `hold_at`-th rows it keeps the scheduler in their pass until `go_on`.
 
-    def __init__(self, *, hold_at: int = 0) -> None:
+    It names its dumps `tap/req_0`, `tap/req_1`, … if `names`.
+    """
+
+    def __init__(self, *, hold_at: int = 0, names: bool = False) -> None:
         self.rows: list[PublishedRows] = []
         self.hold_at = hold_at
+        self.names = names
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def publish(self, rows: PublishedRows) -> None:
+    def publish(self, rows: PublishedRows) -> str | None:
         self.rows.append(rows)
         if len(self.rows) == self.hold_at:
             self.reached.set()
             assert self.go_on.wait(ANSWER_SECONDS)
+        return f"tap/req_{len(self.rows) - 1}" if self.names else None
 
     def close(self) -> None:
         pass
@@ -60,9 +66,9 @@ def unexpected(error: Exception) -> None:
     raise AssertionError("the scheduler died") from error
 
 
-def make(model: TappedModel, outlet: Recorder, *, chunk: int | None = 64, **options: object) -> Scheduler:
-    settings: dict[str, object] = {"on_fatal": unexpected} | options
-    return Scheduler(model, outlet, chunk_size=chunk, **settings)  # type: ignore[arg-type]
+def make(model: TappedModel, outlet: Recorder, *, chunk: int | None = 64, **options: Any) -> Scheduler:
+    settings: dict[str, Any] = {"on_fatal": unexpected} | options
+    return Scheduler(model, outlet, chunk_size=chunk, **settings)
 
 
 def run_all(scheduler: Scheduler, requests: Sequence[SampleRequest]) -> list[SampleAnswer]:
@@ -100,6 +106,21 @@ def test_a_batch_fills_passes_and_splits_a_short_prompt(llama: TappedModel, toke
         run_all(scheduler, [sample("a", tokens(30)), sample("b", tokens(25)), sample("c", tokens(40))])
     assert outlet.ranges == [("a", 0, 30), ("b", 0, 25), ("c", 0, 9), ("c", 9, 31)]
     assert outlet.passes == [1, 1, 1, 2]
+
+
+def test_an_answer_names_the_dumps_of_its_own_request_token_by_token(llama: TappedModel, tokens: Tokens) -> None:
+    outlet = Recorder(names=True)
+    with running(make(llama, outlet, publish_decode=True)) as scheduler:
+        first, second = run_all(scheduler, [sample("a", tokens(30), new=2), sample("b", tokens(40))])
+    assert outlet.ranges == [("a", 0, 30), ("b", 0, 34), ("b", 34, 6), ("a", 30, 1)]
+    assert first.dumps == [["tap/req_0"], ["tap/req_0", "tap/req_3"]]
+    assert second.dumps == [["tap/req_1", "tap/req_2"]]
+
+
+def test_where_dumps_have_no_names_an_answer_says_nothing_of_them(llama: TappedModel, tokens: Tokens) -> None:
+    with running(make(llama, Recorder())) as scheduler:
+        [answer] = run_all(scheduler, [sample("a", tokens(30))])
+    assert answer.dumps is None
 
 
 def test_what_shares_a_pass_does_not_change_a_bit(llama: TappedModel, tokens: Tokens) -> None:

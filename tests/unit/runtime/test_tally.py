@@ -1,6 +1,6 @@
 """Rates over the last minute of work, and each worker's share, which survives a restart."""
 
-from statetap.runtime.tally import CommitReport, JobTally
+from statetap.runtime.tally import MOST_LOST_TOLD, CommitReport, JobTally, LostAttempt
 from statetap.runtime.views import WorkerTally
 
 
@@ -55,4 +55,12 @@ def test_attempts_count_when_they_are_made_and_all_is_replayed_from_the_events()
         "tokens": 0,
         "bytes": 0,
         "workers": {"a": {"stored": 0, "attempts": 1, "lost": 1}, "b": {"stored": 1, "attempts": 1, "lost": 0}},
+        "lost": [],
     }
+
+
+def test_an_event_tells_why_attempts_were_lost_but_not_of_thousands():
+    attempts = tuple(LostAttempt(f"st-j-0-{sample}-1-1", "a", "lost_by_publisher: no space") for sample in range(1000))
+    told = CommitReport(0, 1000, 0, 0, {}, attempts).as_event(0)["lost"]
+    assert told[0] == {"rid": "st-j-0-0-1-1", "worker": "a", "reason": "lost_by_publisher: no space"}
+    assert len(told) == MOST_LOST_TOLD

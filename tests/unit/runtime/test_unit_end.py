@@ -182,6 +182,7 @@ async def test_a_commit_that_was_recorded_though_it_failed_still_ends_the_job():
         job = await world.submit(2)
         assert world.statuses(job) == [STORED]
         assert (await world.job(job)).state is JobState.COMPLETED
+        assert world.store.groups[STORE].statuses == [STORED], "a reader goes by the store, not by the ledger"
 
 
 async def test_a_lease_that_cannot_be_given_back_is_tried_again():

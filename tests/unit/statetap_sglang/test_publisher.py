@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from statetap_sglang.beacon import Beacon
+from statetap_sglang.checksum import row_checksums
 from statetap_sglang.error_record import ErrorRecord
 from statetap_sglang.filesystem import rename_noreplace
+from statetap_sglang.format import TensorView
 from statetap_sglang.publisher import DumpPublisher, PublishError
 from statetap_sglang.reader import open_dump
 from statetap_sglang.tap import TapError, tap_is_alive
@@ -141,6 +144,57 @@ def test_a_name_that_is_taken_is_not_replaced(publisher: DumpPublisher) -> None:
     assert publish(publisher).name == "req_1.safetensors"
 
 
+def test_a_dump_is_named_before_it_is_written(publisher: DumpPublisher) -> None:
+    early, lost = publisher.reserve(), publisher.reserve()
+    assert publish(publisher).name == "req_2.safetensors"
+    name = publisher.publish(make_metadata("early", ROWS), make_tensors(make_beacon(), ROWS), early)
+    publisher.publish_error("late", "why", lost)
+    assert name == "req_0.safetensors"
+    assert ErrorRecord.read(publisher.directory / "req_1.error.json").rid == "late"
+
+
+def test_a_dump_that_failed_leaves_its_number_to_its_error_record(publisher: DumpPublisher) -> None:
+    number = publisher.reserve()
+    (publisher.directory / "req_0.safetensors").mkdir()
+    with pytest.raises(PublishError, match="exists"):
+        publisher.publish(make_metadata("rid", ROWS), make_tensors(make_beacon(), ROWS), number)
+    publisher.publish_error("rid", "exists", number)
+    assert ErrorRecord.read(publisher.directory / "req_0.error.json").rid == "rid"
+
+
+def test_numbers_reserved_before_a_death_are_not_used_again(root: Path, publisher: DumpPublisher) -> None:
+    numbers = [publisher.reserve() for _ in range(2000)]
+    publisher.close()
+    again = DumpPublisher(root, "worker", make_beacon())
+    assert again.reserve() > numbers[-1]
+    again.close()
+    assert numbers == list(range(2000))
+
+
+def test_reserving_does_not_wait_for_a_write(publisher: DumpPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = []
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(
+            "statetap_sglang.publisher.write_all", lambda *_: reserved.append(pool.submit(publisher.reserve).result(20))
+        )
+        publisher.publish_error("rid", "why")  # the record is written while other calls are kept out
+    assert reserved == [1]
+
+
+def test_row_checksums_go_with_the_dump(publisher: DumpPublisher) -> None:
+    tensors = make_tensors(make_beacon(), ROWS)
+    sums = row_checksums(tensors)
+    tensors["row_checksums"] = TensorView("I64", sums.shape, sums.data.cast("B"))
+    path = publisher.directory / publisher.publish(make_metadata("rid", ROWS), tensors)
+    with open_dump(path) as dump:
+        assert dump.tensors["row_checksums"].shape == (ROWS,)
+        assert bytes(dump.tensors["row_checksums"].data) == sums.tobytes()
+        assert np.frombuffer(dump.tensors["row_checksums"].data, np.uint8).ctypes.data % 4096 == 0
+        dump.verify_rows()
+    with safe_open(path, "np") as file:
+        assert file.get_tensor("row_checksums").tolist() == sums.tolist()
+
+
 def test_rename_without_replacing_takes_directories_too(root: Path) -> None:
     for name in ("source", "target"):
         (root / name).mkdir(parents=True)
@@ -237,7 +291,7 @@ def test_a_full_tmpfs_is_an_error_and_not_silence(small_tmpfs: Path) -> None:
     filler.unlink()
     paths.pop().unlink()
     publish(publisher)
-    assert records(publisher) == [ErrorRecord("b", "no space", 2)]
+    assert records(publisher) == [ErrorRecord("a", "no space"), ErrorRecord("b", "no space")]
     publisher.close()
 
 
@@ -264,6 +318,48 @@ def test_error_records_are_bounded_and_the_last_one_counts(root: Path) -> None:
     publisher.publish_error("rid-10", "why")
     assert records(publisher) == [ErrorRecord("rid-10", "why")]
     publisher.close()
+
+
+def test_records_that_wait_are_bounded(root: Path) -> None:
+    publisher = DumpPublisher(root, "worker", make_beacon(), max_error_records=3)
+    numbers = [publisher.reserve() for _ in range(8)]
+    for number in numbers:
+        (publisher.directory / f".req_{number}.error.json").mkdir()  # none of them can be written
+    for number in numbers:
+        publisher.publish_error(f"rid-{number}", "why", number)
+    for number in numbers:
+        (publisher.directory / f".req_{number}.error.json").rmdir()
+    publish(publisher)
+    assert sum(record.lost for record in records(publisher)) == 8
+    assert len(records(publisher)) <= 4
+    publisher.close()
+
+
+def test_a_directory_that_was_removed_is_made_again(publisher: DumpPublisher) -> None:
+    publisher.announce()
+    before = publish(publisher)
+    shutil.rmtree(publisher.directory.parent)
+    after = publish(publisher, "after")
+    with open_dump(after) as dump:
+        assert dump.metadata.rid == "after"
+    assert after.name != before.name
+    assert tap_is_alive(publisher.directory)
+    assert Beacon.read(publisher.directory) == make_beacon()
+    assert stat.S_IMODE(publisher.directory.stat().st_mode) == 0o700
+    with pytest.raises(TapError, match="another publisher"):
+        DumpPublisher(publisher.directory.parent.parent, "worker", make_beacon())
+
+
+def test_a_root_that_became_a_file_is_an_error(publisher: DumpPublisher) -> None:
+    root = publisher.directory.parent.parent
+    shutil.rmtree(root)
+    root.write_text("in the way")
+    with pytest.raises(PublishError, match="not a directory"):
+        publish(publisher)
+    publisher.publish_error("rid", "why")
+    root.unlink()
+    publish(publisher)
+    assert records(publisher) == [ErrorRecord("rid", "why")]
 
 
 def test_an_error_record_of_any_text_can_be_written(publisher: DumpPublisher) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from statetap_sglang import header
+from statetap_sglang.checksum import row_checksums
 from statetap_sglang.format import DumpFormatError, TensorView
 from statetap_sglang.reader import open_dump
 
@@ -238,6 +239,9 @@ def zeros(dtype: str, *shape: int) -> TensorView:
         ({"last_hidden_states": zeros("BF16", ROWS, 1, 48)}, "with 5 rows"),
         ({"aux_hidden_states": zeros("BF16", ROWS, 96)}, "(rows, layers, hidden)"),
         ({"aux_hidden_states": None, "last_hidden_states": None, "last_hidden_states_prenorm": None}, "no hidden states"),
+        ({"row_checksums": zeros("I64", ROWS, 1)}, "row_checksums is"),
+        ({"row_checksums": zeros("I64", ROWS + 1)}, "row_checksums is"),
+        ({"row_checksums": zeros("I32", ROWS)}, "row_checksums is"),
         ({"logits": zeros("BF16", ROWS, 48)}, "unknown tensors"),
         ({"_pad_x": zeros("U8", 4)}, "unknown tensors"),
     ],
@@ -250,3 +254,18 @@ def test_tensors_off_the_page_are_refused(path: Path) -> None:
     tensors = make_tensors(make_beacon(), ROWS)
     raw = b"".join(header.encode(tensors, make_metadata("rid", ROWS).to_map(), page_aligned=False))
     assert "multiple of 4096" in refusal(path, raw)
+
+
+def test_a_row_that_is_not_what_its_source_computed_is_refused(path: Path) -> None:
+    sums = row_checksums(make_tensors(make_beacon(), ROWS))
+    sums[3] += 1
+    path.write_bytes(variant(row_checksums=TensorView("I64", (ROWS,), sums.data.cast("B"))))
+    with open_dump(path) as dump, pytest.raises(DumpFormatError, match="1 rows, the first of them row 3"):
+        dump.verify_rows()
+
+
+def test_a_dump_without_checksums_is_read_as_it_is(path: Path) -> None:
+    path.write_bytes(dump_bytes())
+    with open_dump(path) as dump:
+        assert "row_checksums" not in dump.tensors
+        dump.verify_rows()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from statetap_sglang.format import HIDDEN_TENSORS, MODEL_DTYPES, TensorView
+from statetap_sglang.format import HIDDEN_TENSORS, MODEL_DTYPES, ROW_CHECKSUMS, TensorView
 from statetap_sglang.plain import PlainDump
 from statetap_sglang.reader import MappedDump
 
@@ -26,6 +26,8 @@ class HeldDump:
         self.views: Mapping[str, memoryview] = {
             name: tensor.data for name, tensor in mapped.tensors.items() if name in HIDDEN_TENSORS
         }
+        checksums = mapped.tensors.get(ROW_CHECKSUMS)
+        self.row_checksums = None if checksums is None else checksums.data
         self._mapped = mapped
         self._remove = remove
         self._released = False
@@ -37,4 +39,5 @@ class HeldDump:
         self._remove()
         self._released = True
         self.views = {}
+        self.row_checksums = None
         self._mapped.close()

@@ -14,15 +14,16 @@ from pathlib import Path
 
 from statetap_sglang.beacon import Beacon
 from statetap_sglang.error_record import ErrorRecord
-from statetap_sglang.format import BEACON_NAME, TOKEN_IDS, DumpFormatError, dump_number, error_number
+from statetap_sglang.format import BEACON_NAME, REFUSAL_NAME, TOKEN_IDS, DumpFormatError, dump_number, error_number, stem
 from statetap_sglang.reader import MappedDump, open_dump
+from statetap_sglang.refusal import Refusal
 from statetap_sglang.tap import boot_of, remove_dead_tap, tap_is_alive, tap_name
 
 from statetap.adapters.dumps.held import HeldDump, describe
 from statetap.adapters.dumps.watching import PER_TURN
 from statetap.core.dumps import DumpFacts
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
-from statetap.ports import CaptureLost, DumpEvent, DumpRejected, DumpSeen, TapSeen
+from statetap.ports import CaptureLost, DumpEvent, DumpRejected, DumpSeen, TapRefused, TapSeen
 
 _Signature = tuple[int, int]
 
@@ -38,6 +39,7 @@ class TapDirectory:
         self._beacon: tuple[_Signature, bool] | None = None
         self._tap: TapSeen | None = None
         self._bad_beacon: _Signature | None = None
+        self._refused: tuple[_Signature, bool] | None = None
 
     async def scan(self) -> None:
         """Post what is not posted yet, in the counter's order, and remove a dead tap's directory once it holds no dumps."""
@@ -54,7 +56,7 @@ class TapDirectory:
             self.see(name)
 
     def _list(self) -> list[str]:
-        """Names to look at: the beacon first, then captures in the counter's order."""
+        """Names to look at: what the tap says of itself first, then captures in the counter's order."""
         try:
             names = [path.name for path in self._path.iterdir()]
         except (FileNotFoundError, NotADirectoryError):
@@ -62,9 +64,10 @@ class TapDirectory:
         # Right after the listing: what appears later is posted by events, and must not be forgotten here.
         self._known.intersection_update(names)
         self._reported.intersection_update(names)
-        left_nothing = self._beacon is None and all(_number(name) is None for name in names) and not tap_is_alive(self._path)
-        if left_nothing:  # a dead boot's tap is announced for the sake of its dumps only
-            names = [name for name in names if name != BEACON_NAME]
+        never_seen = self._beacon is None and self._refused is None
+        if never_seen and all(_number(name) is None for name in names) and not tap_is_alive(self._path):
+            # A dead boot's tap is announced for the sake of its dumps only.
+            names = [name for name in names if name not in (BEACON_NAME, REFUSAL_NAME)]
         return sorted(names, key=lambda name: (-1 if (number := _number(name)) is None else number, name))
 
     def see(self, name: str) -> None:
@@ -76,6 +79,8 @@ class TapDirectory:
                 self._see_error(name)
             elif name == BEACON_NAME:
                 self._see_beacon(alive=tap_is_alive(self._path))
+            elif name == REFUSAL_NAME:
+                self._see_refusal(alive=tap_is_alive(self._path))
             else:
                 self._see_other(name)
         except FileNotFoundError:
@@ -126,6 +131,7 @@ class TapDirectory:
             prompt_len=metadata.prompt_len,
             retraction_count=metadata.retraction_count,
             token_ids=bytes(dump.tensors[TOKEN_IDS].data),
+            name=f"{self._path.name}/{stem(dump_number(name) or 0)}",
         )
 
     def _release(self, name: str) -> None:
@@ -143,8 +149,7 @@ class TapDirectory:
     def _see_beacon(self, *, alive: bool) -> None:
         """Post the tap if its beacon is new, or if its publisher came or went."""
         path = self._path / BEACON_NAME
-        status = path.lstat()
-        signature = (status.st_ino, status.st_mtime_ns)
+        signature = _signature(path)
         if (signature, alive) == self._beacon or signature == self._bad_beacon:
             return
         try:
@@ -158,10 +163,24 @@ class TapDirectory:
             return
         first = self._tap is None
         self._beacon = (signature, alive)
-        self._tap = _tap_seen(self._path.name, beacon, alive=alive)
+        self._tap = _tap_seen(self._path.name, beacon, announced_ns=signature[1], alive=alive)
         self._post(self._tap)
         if first:
             self.see_all()
+
+    def _see_refusal(self, *, alive: bool) -> None:
+        """Post that the tap refuses to publish, if that is new, or if its publisher came or went."""
+        signature = _signature(self._path / REFUSAL_NAME)
+        if (signature, alive) == self._refused:
+            return
+        try:
+            reason = Refusal.read(self._path).reason
+        except DumpFormatError as error:
+            # Whatever it says, it says that the tap publishes nothing.
+            reason = f"{REFUSAL_NAME} cannot be read: {error.reason}"
+        self._refused = (signature, alive)
+        boot = boot_of(self._path.name) or self._path.name
+        self._post(TapRefused(self._path.name, boot, reason, alive, announced_ns=signature[1]))
 
     def _see_other(self, name: str) -> None:
         if not name.startswith("."):
@@ -186,7 +205,13 @@ def _number(name: str) -> int | None:
     return error_number(name) if number is None else number
 
 
-def _tap_seen(tap: str, beacon: Beacon, *, alive: bool) -> TapSeen:
+def _signature(path: Path) -> _Signature:
+    """What tells a file from another one of its name: its inode, and when it was written."""
+    status = path.lstat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _tap_seen(tap: str, beacon: Beacon, *, announced_ns: int, alive: bool) -> TapSeen:
     return TapSeen(
         tap=tap,
         capture=CaptureSpec(beacon.aux_layer_ids, Final(beacon.final)),
@@ -203,4 +228,8 @@ def _tap_seen(tap: str, beacon: Beacon, *, alive: bool) -> TapSeen:
         context_length=beacon.context_length,
         chunked_prefill_size=beacon.chunked_prefill_size,
         alive=alive,
+        boot=beacon.boot_id,
+        dp_rank=beacon.dp_rank,
+        dp_size=beacon.dp_size,
+        announced_ns=announced_ns,
     )

@@ -12,6 +12,7 @@ from statetap.ports import GenerateAnswer, RequestRefused
 MALFORMED = 502
 ABORTED = 503
 COMPLAINT_CHARS = 500
+DUMPS_KEY = "statetap_dumps"
 
 
 def read_answers(reply: Any, rids: Sequence[str]) -> list[GenerateAnswer]:
@@ -43,9 +44,23 @@ def _read_answer(reply: Any, rid: str) -> GenerateAnswer:
     # `output_ids` is there with and without a tokenizer (BatchStrOutput and BatchTokenIDOutput alike).
     output = reply.get("output_ids") or [-1]
     try:
-        return GenerateAnswer(rid, int(meta["prompt_tokens"]), int(meta["cached_tokens"]), int(output[0]))
+        tokens = int(meta["prompt_tokens"]), int(meta["cached_tokens"]), int(output[0])
     except (KeyError, TypeError, ValueError) as error:
         raise RequestRefused(MALFORMED, f"the answer to {rid} lacks token counts: {error!r}") from error
+    return GenerateAnswer(rid, *tokens, _read_dumps(meta.get(DUMPS_KEY), rid))
+
+
+def _read_dumps(values: Any, rid: str) -> frozenset[str] | None:
+    """The dumps that the plugin names: SGLang gives `customized_info` as one value for each output token, the last one whole.
+
+    None where there is no such key, or no output token to hang it on.
+    """
+    if values is None or values == []:
+        return None
+    names = values[-1] if isinstance(values, list) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RequestRefused(MALFORMED, f"the answer to {rid} has {DUMPS_KEY} {values!r:.100}; it must be lists of names")
+    return frozenset(names)
 
 
 def complaint(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Looks at captures in threads: one pass over the bytes in blocks of bounded memory, hash and value checks together."""
+"""Looks at captures in threads: one pass over the bytes in blocks of bounded memory: hash, checksums and value checks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import xxhash
 from statetap_client import layout
 
+from statetap.adapters.store.row_sums import RowSums
 from statetap.adapters.store.value_checks import RowChecker
+from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.spec import HiddenArray
-from statetap.ports import CaptureReport
+from statetap.ports import CapturePart, CaptureReport
 
 # What stays in a core's cache: what has been hashed is checked without another way to memory.
 BLOCK_BYTES = 512 << 10
@@ -23,8 +25,11 @@ class ThreadedCaptureInspector:
     def __init__(self, *, parallel: int = 2) -> None:
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="inspector")
 
-    async def inspect(self, parts: Sequence[Mapping[str, memoryview]], arrays: Sequence[HiddenArray]) -> CaptureReport:
-        """Rows in a refusal count from the capture's first row. The first fault found is reported, the digest is always whole."""
+    async def inspect(self, parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> CaptureReport:
+        """Rows in a refusal count from the capture's first row. The first fault found is reported, the digest is always whole.
+
+        Rows that differ from their checksums are reported before any value: whatever stands there, it is not what was computed.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._threads, _inspect, parts, arrays)
 
     async def digest(self, views: Mapping[str, memoryview]) -> int:
@@ -35,21 +40,27 @@ class ThreadedCaptureInspector:
         self._threads.shutdown()
 
 
-def _inspect(parts: Sequence[Mapping[str, memoryview]], arrays: Sequence[HiddenArray]) -> CaptureReport:
+def _inspect(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> CaptureReport:
     hasher = xxhash.xxh3_64(seed=0)
-    refusal: str | None = None
+    fault: str | None = None
+    sums = RowSums([part.row_checksums for part in parts])
     for array in arrays:
         checker = RowChecker(array)
         block_bytes = max(1, BLOCK_BYTES // array.row_bytes) * array.row_bytes
         row = 0
-        for part in parts:
-            data = part[array.name].cast("B")
+        for number, part in enumerate(parts):
+            data = part.views[array.name].cast("B")
+            first_row = row
             for start in range(0, len(data), block_bytes):
                 block = data[start : start + block_bytes]
                 hasher.update(block)
-                if refusal is None:
-                    refusal = checker.fault(block, row)
+                sums.add(number, row - first_row, array, block)
+                if fault is None:
+                    fault = checker.fault(block, row)
                 row += len(block) // array.row_bytes
+    refusal = None if fault is None else Refusal(RefusalReason.BAD_VALUES, fault)
+    if (difference := sums.difference()) is not None:
+        refusal = Refusal(RefusalReason.WRONG_CHECKSUM, difference)
     return CaptureReport(digest=hasher.intdigest(), refusal=refusal)
 
 

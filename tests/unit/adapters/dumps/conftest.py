@@ -12,7 +12,8 @@ import pytest
 from statetap.adapters.dumps import PluginDumpSource
 from statetap_sglang.publisher import DumpPublisher
 
-from tests.fakes.dumps import Listener, StillClock, make_beacon
+from tests.fakes.clock import HandClock
+from tests.fakes.dumps import Listener, make_beacon
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def root(request: pytest.FixtureRequest, shm: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def clock() -> StillClock:
-    return StillClock()
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def tap(root: Path) -> Iterator[Callable[..., DumpPublisher]]:
 
 
 @pytest.fixture
-async def source(root: Path, clock: StillClock) -> AsyncIterator[PluginDumpSource]:
+async def source(root: Path, clock: HandClock) -> AsyncIterator[PluginDumpSource]:
     source = PluginDumpSource(root, "worker", clock=clock)
     yield source
     await source.close()

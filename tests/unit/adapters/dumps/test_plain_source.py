@@ -12,7 +12,8 @@ from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
 from statetap.ports import DumpRejected, DumpSeen, DumpSourceError, TapSeen
 from statetap_sglang.plain import PlainLayout, PlainPublisher
 
-from tests.fakes.dumps import Listener, StillClock, hidden_only, make_beacon, make_tensors
+from tests.fakes.clock import HandClock
+from tests.fakes.dumps import Listener, hidden_only, make_beacon, make_tensors
 
 MODEL = ModelFacts("org/model", "fingerprint", 8, 48, 1000, "bfloat16")
 TAP = TapSeen("plain", CaptureSpec((1, 3), Final.BOTH), MODEL, Identity.COUNT, 1 << 30, 4096, 64, alive=True)
@@ -27,14 +28,14 @@ def publish(root: Path, rows: int = 3, published_by: str = "rename") -> Path:
 
 
 @pytest.fixture
-async def source(root: Path, clock: StillClock) -> AsyncIterator[PlainDumpSource]:
+async def source(root: Path, clock: HandClock) -> AsyncIterator[PlainDumpSource]:
     source = PlainDumpSource(root, layout(), TAP, clock=clock)
     yield source
     await source.close()
 
 
 @pytest.fixture
-async def marked(root: Path, clock: StillClock) -> AsyncIterator[PlainDumpSource]:
+async def marked(root: Path, clock: HandClock) -> AsyncIterator[PlainDumpSource]:
     """A source of dumps that are complete once DONE is there."""
     source = PlainDumpSource(root, layout("DONE"), TAP, clock=clock, torn_after_seconds=60)
     yield source
@@ -74,7 +75,7 @@ async def test_a_directory_is_posted_when_its_last_file_comes(
     assert listener.of(DumpRejected) == []
 
 
-async def test_a_last_file_that_comes_just_before_the_watch(root: Path, clock: StillClock, listener: Listener) -> None:
+async def test_a_last_file_that_comes_just_before_the_watch(root: Path, clock: HandClock, listener: Listener) -> None:
     class Late(PlainDumpSource):
         def _watch(self, directory: Path, mask: Mask) -> None:
             if directory != root:
@@ -89,7 +90,7 @@ async def test_a_last_file_that_comes_just_before_the_watch(root: Path, clock: S
 
 
 async def test_a_torn_dump_is_reported_once_and_removed(
-    root: Path, marked: PlainDumpSource, listener: Listener, clock: StillClock
+    root: Path, marked: PlainDumpSource, listener: Listener, clock: HandClock
 ) -> None:
     path = publish(root, published_by="DONE")
     (path / "DONE").unlink()
@@ -109,7 +110,7 @@ async def test_a_torn_dump_is_reported_once_and_removed(
 
 
 async def test_an_incomplete_directory_that_vanishes_is_forgotten(
-    root: Path, marked: PlainDumpSource, listener: Listener, clock: StillClock
+    root: Path, marked: PlainDumpSource, listener: Listener, clock: HandClock
 ) -> None:
     (root / "req_0").mkdir(parents=True)
     root.chmod(0o700)
@@ -199,7 +200,7 @@ async def test_a_directory_open_to_others_is_refused(root: Path, source: PlainDu
 @pytest.mark.parametrize(
     "wrong", [{"aux_layers": 3, "final": "both"}, {"aux_layers": 2, "final": "post_norm"}, {"aux_layers": 0, "final": "both"}]
 )
-def test_a_layout_must_be_the_capture_specs(root: Path, clock: StillClock, wrong: dict[str, Any]) -> None:
+def test_a_layout_must_be_the_capture_specs(root: Path, clock: HandClock, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="make them agree"):
         PlainDumpSource(root, PlainLayout.default(**wrong), TAP, clock=clock)
     assert not os.path.lexists(root)

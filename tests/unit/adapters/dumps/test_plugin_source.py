@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from statetap.adapters.dumps import PluginDumpSource
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
-from statetap.ports import CaptureLost, DumpRejected, DumpSeen, DumpSourceError, TapSeen
+from statetap.ports import CaptureLost, DumpRejected, DumpSeen, DumpSourceError, TapRefused, TapSeen
+from statetap_sglang.format import REFUSAL_NAME
 from statetap_sglang.publisher import DumpPublisher
+from statetap_sglang.refusal import Refusal
 from statetap_sglang.tap import lock_tap
 
-from tests.fakes.dumps import Listener, Publish, StillClock, make_beacon, make_tensors, publish
+from tests.fakes.clock import HandClock
+from tests.fakes.dumps import Listener, Publish, make_beacon, make_tensors, publish
 
 
 def rids(listener: Listener) -> list[str]:
@@ -26,17 +29,18 @@ async def test_facts_of_a_dump(source: PluginDumpSource, tap: Publish, listener:
     await source.start(listener)
     facts = listener.dumps[1].facts
     assert (facts.dump_id, facts.sequence) == ("boot1-0/req_1.safetensors", 1)
+    assert facts.name == "boot1-0/req_1", "as the worker's answers call it"
     assert (facts.rid, facts.rows, facts.prefix_len, facts.prompt_len, facts.retraction_count) == ("rid", 5, 7, 12, 2)
     assert facts.nbytes == -(-path.stat().st_size // 4096) * 4096
     assert facts.token_ids == bytes(make_tensors(make_beacon(), 5)["token_ids"].data)
 
 
 async def test_a_tap_says_what_it_captures(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
-    tap(announced=False, chunked_prefill_size=64).announce()
+    tap(announced=False, dp_rank=1, dp_size=2, chunked_prefill_size=64).announce()
     await source.start(listener)
     assert listener.events == [
         TapSeen(
-            tap="boot1-0",
+            tap="boot1-1",
             capture=CaptureSpec((1, 3), Final.BOTH),
             model=ModelFacts("org/model", "fingerprint", 8, 48, 1000, "bfloat16"),
             identity=Identity.TOKENS,
@@ -44,8 +48,59 @@ async def test_a_tap_says_what_it_captures(source: PluginDumpSource, tap: Publis
             context_length=4096,
             chunked_prefill_size=64,
             alive=True,
+            boot="boot1",
+            dp_rank=1,
+            dp_size=2,
         )
     ]
+
+
+async def test_a_later_boot_was_announced_later(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
+    tap(boot_id="b")
+    tap(boot_id="a")
+    await source.start(listener)
+    by_name = {seen.boot: seen.announced_ns for seen in listener.of(TapSeen)}
+    assert by_name["a"] > by_name["b"]
+
+
+async def test_a_tap_that_refuses_to_publish_says_why(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
+    await source.start(listener)
+    publisher = tap(announced=False)
+    Refusal("SGLang 9.9 is unknown: set STATETAP_PLUGIN_FORCE=1", "0.1.0", "9.9").write(publisher.directory)
+    (refused,) = await listener.wait(TapRefused, 1)
+    assert (refused.tap, refused.boot, refused.alive) == ("boot1-0", "boot1", True)
+    assert refused.reason == "SGLang 9.9 is unknown: set STATETAP_PLUGIN_FORCE=1"
+    assert refused.announced_ns > 0
+    await source.rescan()
+    assert len(listener.events) == 1
+
+
+async def test_a_refusal_that_cannot_be_read_is_one_all_the_same(
+    source: PluginDumpSource, tap: Publish, listener: Listener
+) -> None:
+    (tap(announced=False).directory / REFUSAL_NAME).write_text("{")
+    await source.start(listener)
+    (refused,) = listener.of(TapRefused)
+    assert refused.reason.startswith("refused.json cannot be read: ")
+
+
+async def test_a_refusals_process_ends_and_its_directory_goes(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
+    publisher = tap(announced=False)
+    Refusal("no", "0.1.0", "9.9").write(publisher.directory)
+    await source.start(listener)
+    publisher.close()
+    await source.rescan()
+    assert [refused.alive for refused in listener.of(TapRefused)] == [True, False]
+    assert not publisher.directory.exists()
+
+
+async def test_a_refusal_of_a_dead_boot_is_nobodys_business(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
+    publisher = tap(announced=False)
+    Refusal("no", "0.1.0", "9.9").write(publisher.directory)
+    publisher.close()
+    await source.start(listener)
+    assert listener.events == []
+    assert not publisher.directory.exists()
 
 
 async def test_a_tap_that_comes_later(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
@@ -281,7 +336,7 @@ async def test_a_full_event_queue_leads_to_a_rescan(source: PluginDumpSource, ta
 
 
 async def test_the_periodic_rescan_finds_what_no_event_told(
-    source: PluginDumpSource, tap: Publish, listener: Listener, clock: StillClock
+    source: PluginDumpSource, tap: Publish, listener: Listener, clock: HandClock
 ) -> None:
     publisher = tap(announced=False)
     publisher.announce()
@@ -312,7 +367,7 @@ async def test_directories_are_made_private_or_refused(root: Path, source: Plugi
     (root / "worker").chmod(0o750)
     with pytest.raises(DumpSourceError, match="chmod 700"):
         await source.rescan()
-    second = PluginDumpSource(root, "worker", clock=StillClock())
+    second = PluginDumpSource(root, "worker", clock=HandClock())
     with pytest.raises(DumpSourceError, match="chmod 700"):
         await second.start(listener)
 
@@ -325,7 +380,7 @@ async def test_a_root_behind_a_symbolic_link_is_refused(root: Path, source: Plug
 
 
 async def test_a_periodic_rescan_that_fails_is_told(
-    root: Path, source: PluginDumpSource, listener: Listener, clock: StillClock
+    root: Path, source: PluginDumpSource, listener: Listener, clock: HandClock
 ) -> None:
     await source.start(listener)
     (root / "worker").chmod(0o755)
@@ -355,7 +410,7 @@ async def test_a_listener_that_raises_is_not_silence(source: PluginDumpSource, t
     def post(event: object) -> None:
         if isinstance(event, DumpSeen):
             raised.set()
-            raise RuntimeError("a bug")  # noqa: TRY004
+            raise RuntimeError("a bug")  # noqa: TRY004 (not about a type)
 
     publisher = tap()
     await source.start(post)

@@ -36,6 +36,28 @@ def test_an_answer_that_does_not_fit_the_request_is_refused(answers, reason):
     assert caught.value.status == 502
 
 
+@pytest.mark.parametrize(
+    ("named", "known"),
+    [
+        ({}, None),
+        ({"statetap_dumps": None}, None),
+        ({"statetap_dumps": []}, None),
+        ({"statetap_dumps": [[]]}, frozenset()),
+        ({"statetap_dumps": [["b-0/req_1", "b-0/req_2"]]}, frozenset({"b-0/req_1", "b-0/req_2"})),
+        ({"statetap_dumps": [["b-0/req_1"], ["b-0/req_1", "b-0/req_2"]]}, frozenset({"b-0/req_1", "b-0/req_2"})),
+    ],
+)
+def test_the_dumps_that_an_answer_names_are_those_of_its_last_token(named, known):
+    assert read_answers(reply("a", **named), ["a"])[0].dumps == known
+
+
+@pytest.mark.parametrize("named", ["b-0/req_1", {"a": 1}, 1, ["b-0/req_1"], [None], [[1]], [["b-0/req_1", None]]])
+def test_names_of_another_form_are_refused(named):
+    with pytest.raises(RequestRefused, match=r"has statetap_dumps .* it must be lists of names") as caught:
+        read_answers(reply("a", statetap_dumps=named), ["a"])
+    assert caught.value.status == 502
+
+
 @pytest.mark.parametrize(("finish", "status"), [({}, 503), ({"status_code": 500}, 500), ({"status_code": 200}, 503)])
 def test_an_abort_is_a_refusal(finish, status):
     aborted = reply("a", finish_reason={"type": "abort", "message": "Abort in waiting queue"} | finish)

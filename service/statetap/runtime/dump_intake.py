@@ -1,0 +1,112 @@
+"""Where one worker's dumps go: each is routed once, as its source posts it.
+
+Dumps of nobody are released at once; dumps of a unit that was open when the service last stopped are parked until it is leased
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from structlog.typing import FilteringBoundLogger
+
+from statetap.core.dumps import DumpFacts
+from statetap.core.requests import RequestName
+from statetap.core.routing import DumpRouter, Parked, Stray, ToUnit, UnitId
+from statetap.ports import CaptureLost, Dump, DumpEvent, DumpRejected, DumpSeen, TapRefused, TapSeen
+from statetap.runtime.dump_space import DumpSpace
+from statetap.runtime.loss_pause import LossPause
+from statetap.telemetry import events
+from statetap.telemetry.metrics import Metrics
+
+
+class UnitInbox(Protocol):
+    """Where an open unit takes what is published for it."""
+
+    def take_dump(self, rid: str, facts: DumpFacts, dump: Dump) -> None: ...
+    def take_loss(self, rid: str, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Inboxes:
+    """The open units of this host, and those that were open when the service last stopped; shared by its drivers."""
+
+    open: dict[UnitId, UnitInbox]
+    expected_back: set[UnitId]
+
+
+class DumpIntake:
+    """Takes the events of one worker's dump source. `on_tap` hears of its taps, `on_stray` of dumps that are nobody's."""
+
+    def __init__(
+        self,
+        worker: str,
+        inboxes: Inboxes,
+        space: DumpSpace,
+        pause: LossPause,
+        *,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+        on_tap: Callable[[TapSeen | TapRefused], None],
+        on_stray: Callable[[DumpFacts], None],
+    ) -> None:
+        self.router = DumpRouter(inboxes.open.keys(), inboxes.expected_back)
+        self._worker = worker
+        self._inboxes = inboxes
+        self._space = space
+        self._pause = pause
+        self._metrics = metrics
+        self._log = log
+        self._on_tap = on_tap
+        self._on_stray = on_stray
+
+    def take(self, event: DumpEvent) -> None:
+        match event:
+            case DumpSeen(dump):
+                self._route(dump)
+            case CaptureLost(rid, reason):
+                self._lost(rid, reason)
+            case DumpRejected(name, reason):
+                self._log.warning(events.DUMP_REJECTED, dump=name, reason=reason)
+            case TapSeen() | TapRefused():
+                self._on_tap(event)
+
+    def lose_capture(self, rid: str, reason: str) -> bool:
+        """Tell the unit that this attempt's capture will not come. False: no open unit has made that attempt."""
+        name = RequestName.parse(rid)
+        inbox = self._inboxes.open.get((name.job, name.unit)) if name is not None else None
+        if inbox is not None:
+            inbox.take_loss(rid, reason)
+        return inbox is not None
+
+    def release_parked(self, wanted: AbstractSet[UnitId]) -> None:
+        """Release what is parked for units that will not come back."""
+        for dump in self._space.drop_parked(wanted):
+            self._release(dump)
+
+    def _lost(self, rid: str, reason: str) -> None:
+        pause_seconds = self._pause.lost() if self.lose_capture(rid, reason) else 0.0
+        self._log.warning(events.DUMP_LOST, rid=rid, reason=reason, pause_seconds=round(pause_seconds, 3))
+
+    def _route(self, dump: Dump) -> None:
+        facts = replace(dump.facts, dump_id=f"{self._worker}/{dump.facts.dump_id}")
+        match self.router.route(facts):
+            case ToUnit(unit, rid):
+                self._pause.published()
+                self._inboxes.open[unit].take_dump(rid, facts, dump)
+            case Parked(unit):
+                self._space.park(unit, facts.rid or "", facts, dump)
+            case Stray(reason):
+                self._release(dump)
+                self._metrics.strays_total.labels(worker=self._worker).inc()
+                self._log.debug(events.DUMP_STRAY, dump=facts.dump_id, rows=facts.rows, rid=facts.rid, reason=reason)
+                self._on_stray(facts)
+
+    def _release(self, dump: Dump) -> None:
+        try:
+            dump.release()
+        except OSError as error:
+            self._log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
