@@ -12,7 +12,8 @@ import torch
 from statetap.core.placement import choose_geometry
 from statetap.core.spec import HiddenArray
 from statetap.ports import Segment, UnitWrite
-from statetap_sglang.format import TensorView
+from statetap_sglang.checksum import row_checksums
+from statetap_sglang.format import ROW_CHECKSUMS, TensorView
 from statetap_sglang.publisher import DumpPublisher
 from statetap_sglang.reader import MappedDump, open_dump
 
@@ -71,7 +72,7 @@ class Material:
             {
                 name: torch.frombuffer(view.data, dtype=torch.int32 if name == "token_ids" else torch.bfloat16).view(view.shape)
                 for name, view in open_dump(file).tensors.items()
-                if name != "row_checksums"
+                if name != ROW_CHECKSUMS
             }
             for file in self.files
         ]
@@ -83,21 +84,24 @@ def publish(root: Path, samples: int, rows: int, hidden: int) -> Material:
     root.mkdir(mode=0o700)
     publisher = DumpPublisher(root, "bench", beacon)
     names = [
-        publisher.publish(make_metadata(f"r{number}", rows), _finite(make_tensors(beacon, rows, seed=number)))
+        publisher.publish(make_metadata(f"r{number}", rows), _with_checksums(make_tensors(beacon, rows, seed=number)))
         for number in range(samples)
     ]
     publisher.close()
     return Material(tuple(publisher.directory / name for name in names), rows, hidden)
 
 
-def _finite(tensors: Mapping[str, TensorView]) -> dict[str, TensorView]:
-    """The same with one bit of every exponent off: no infinity and no NaN is left."""
-    return {
+def _with_checksums(tensors: Mapping[str, TensorView]) -> dict[str, TensorView]:
+    """The same with one bit of every exponent off, so that no infinity and no NaN is left, and with row checksums."""
+    finite = {
         name: TensorView(view.dtype, view.shape, (np.frombuffer(view.data, np.uint16) & 0xBFFF).data.cast("B"))
         if view.dtype == "BF16"
         else view
         for name, view in tensors.items()
+        if name != ROW_CHECKSUMS
     }
+    sums = row_checksums(finite)
+    return finite | {ROW_CHECKSUMS: TensorView("I64", sums.shape, sums.data.cast("B"))}
 
 
 def fsync_all(paths: Iterable[Path]) -> None:

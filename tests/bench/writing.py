@@ -19,7 +19,8 @@ from statetap.adapters.store.shard_objects import Hasher, write_object
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.write_ways import ways
 from statetap.core.spec import HiddenArray
-from statetap.ports import UnitWrite
+from statetap.ports import CapturePart, UnitWrite
+from statetap_sglang.format import ROW_CHECKSUMS
 from statetap_sglang.reader import MappedDump
 
 from tests.bench import peers
@@ -62,7 +63,7 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
 
     return [
         against(CP, 1.0),
-        Row("the same, CPU, with digests and value checks", cpu[OURS], "CPU-s/GB", at_most=0.40),
+        Row("the same, CPU, with digests, checksums and value checks", cpu[OURS], "CPU-s/GB", at_most=0.40),
         Row(
             "the same, CPU, bytes alone",
             cpu[BARE],
@@ -70,7 +71,7 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
             at_most=0.15,
             details={f"{BARE}, against cp, x": times_faster(measured, BARE, CP)},
         ),
-        Row("into a null sink, with digests and value checks", _per_core(measured[NULL], material), "GB/s a core"),
+        Row("into a null sink, with digests, checksums and value checks", _per_core(measured[NULL], material), "GB/s a core"),
         Row("into a null sink, bytes alone", _per_core(measured[BARE_NULL], material), "GB/s a core"),
         against(SPECFORGE, 5.0),
         against(SPECULATORS, 1.4),
@@ -101,8 +102,12 @@ async def _extract(material: Material, target: Path) -> None:
 
 
 async def _inspect(inspector: ThreadedCaptureInspector, dumps: list[MappedDump], arrays: tuple[HiddenArray, ...]) -> None:
-    views = [{array.name: dump.tensors[array.name].data for array in arrays} for dump in dumps]
-    reports = await asyncio.gather(*(inspector.inspect([view], arrays) for view in views))
+    parts = []
+    for dump in dumps:
+        checksums = dump.tensors.get(ROW_CHECKSUMS)
+        views = {array.name: dump.tensors[array.name].data for array in arrays}
+        parts.append(CapturePart(views, None if checksums is None else checksums.data))
+    reports = await asyncio.gather(*(inspector.inspect([part], arrays) for part in parts))
     assert not [report.refusal for report in reports if report.refusal]
 
 
