@@ -62,8 +62,8 @@ docs: $(VENV)/.installed ## make the pages that are made from code
 	$(PY) -m statetap.telemetry > docs/log-events.md.new
 	mv docs/log-events.md.new docs/log-events.md
 
-bench: setup ## measure; figures are ratios within one run
-	$(PY) -m tests.bench
+bench: setup ## measure; ratios within one run; ARGS="--save docs" keeps them
+	$(PY) -m tests.bench $(ARGS)
 
 bench-plugin: setup-sglang ## measure what the plugin costs a server, and what JSON would
 	$(PY) -m tests.bench.plugin

@@ -1,11 +1,12 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import chaos, core_evidence, core_machines, doctor, edges, layers, plugin, runtime, security
+from tests.mutants import chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
 
 CATALOGUE = (
     *chaos.MUTANTS,
     *core_evidence.MUTANTS,
     *core_machines.MUTANTS,
+    *data_plane.MUTANTS,
     *doctor.MUTANTS,
     *edges.MUTANTS,
     *layers.MUTANTS,

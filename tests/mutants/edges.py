@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         name="store-takes-nan",
         file="service/statetap/adapters/store/value_checks.py",
-        old="if magnitudes.max() >= self._infinity:",
+        old="if bits.max() >= self._negative_infinity or bits.view(self._signed).max() >= self._infinity:",
         new="if False:",
         catcher=tests(STORE),
         breaks="non-finite states are refused, not trained on (SpecForge#104)",
@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         name="store-takes-zeros",
         file="service/statetap/adapters/store/value_checks.py",
-        old="if not magnitudes[vector].any():",
+        old="if not (bits[vector] & self._magnitude).any():",
         new="if False:",
         catcher=tests(STORE),
         breaks="all-zero states are refused (speculators#613)",

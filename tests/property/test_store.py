@@ -1,10 +1,13 @@
 """Hand-assembled shards, read back bit for bit by everybody: zarr-python, tensorstore, zarrs and our own reader."""
 
 import asyncio
+import fcntl
 import importlib.util
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +17,55 @@ import tensorstore
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from statetap.adapters.store import durable_files
+from statetap.adapters.store.direct_io import Alignment, address_of
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
 from statetap.core.spec import HiddenArray
 from statetap.ports import Segment, StorePlan, UnitWrite
-from statetap_client.shard_files import MissingRows, ShardFiles
+from statetap_client.shard_files import MissingRows, RowRange, ShardFiles
 
 from tests.fakes.store import NUMPY_DTYPES
 from tests.fakes.store_on_disk import AUX, LAST, PRENORM, as_view, attributes
 
-# Durability costs nothing in memory, and is not what is tested here.
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+def takes_direct_io(folder: str) -> bool:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.close(os.open(f"/proc/self/fd/{file.fileno()}", os.O_WRONLY | os.O_DIRECT))
+        except OSError:
+            return False
+    return True
+
+
+# Durability costs nothing in memory, and is not what is tested here. Before Linux 6.6 tmpfs has no O_DIRECT.
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) and takes_direct_io("/dev/shm") else None
+STRICT = Alignment(512, 4096)
+
+
+@contextmanager
+def a_kernel_that_insists() -> Iterator[None]:
+    """What O_DIRECT may refuse is refused, whatever the file system: memory tells nobody of misaligned pieces."""
+    pwritev = os.pwritev
+
+    def strict(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            assert offset % STRICT.offset == 0
+            assert not [b for b in buffers if address_of(b) % STRICT.memory or len(b) % STRICT.offset]
+        return pwritev(descriptor, buffers, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable_files.os, "pwritev", strict)
+        yield
 
 
 @st.composite
 def units(draw: st.DrawFn) -> dict[str, Any]:
     """A unit of 1 to 3 shards with samples at aligned rows, holes between them, and any bits for values."""
     dtype = draw(st.sampled_from(["bfloat16", "float16", "float32"]))
-    hidden = draw(st.integers(1, 9))
+    # Rows of a few bytes, of parts of a page, and of whole ones.
+    hidden = draw(st.integers(1, 9) | st.sampled_from([96, 512, 1000, 1024, 2048]))
     layers = draw(st.integers(0, 3))
     finals = draw(st.sampled_from([[LAST], [PRENORM], [LAST, PRENORM]]))
     arrays = ([HiddenArray(AUX, (layers, hidden), dtype)] if layers else []) + [
@@ -50,7 +83,11 @@ def units(draw: st.DrawFn) -> dict[str, Any]:
         row += -(-length // alignment) * alignment
     first_unit = draw(st.integers(0, 2))
     seed = draw(st.integers(0, 2**32 - 1))
-    return {"arrays": tuple(arrays), "geometry": geometry, "rows": rows, "spans": spans, "skip": first_unit, "seed": seed}
+    return {"arrays": tuple(arrays), "geometry": geometry, "rows": rows, "spans": spans, "skip": first_unit, "seed": seed} | {
+        "way": draw(st.sampled_from([None, STRICT])),
+        # Where in a page a dump's tensor begins: ours at its start.
+        "phase": draw(st.sampled_from([0, 0, 512, 2])),
+    }
 
 
 def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -61,7 +98,7 @@ def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
     for array in unit["arrays"]:
         wanted[array.name] = np.zeros((row_start + unit["rows"], array.row_bytes), np.uint8)
         for row, length in unit["spans"]:
-            data = rng.integers(0, 256, (length, array.row_bytes), np.uint8)
+            data = in_memory(rng.integers(0, 256, (length, array.row_bytes), np.uint8), unit["phase"])
             wanted[array.name][row_start + row : row_start + row + length] = data
             # One sample may come as several dumps.
             half = length // 2
@@ -70,7 +107,7 @@ def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
 
     async def run() -> None:
         arrays, geometry = unit["arrays"], unit["geometry"]
-        writer = LocalShardWriter()
+        writer = LocalShardWriter(way=lambda _: unit["way"])
         await ZarrStore().prepare(
             str(root),
             StorePlan(
@@ -94,8 +131,18 @@ def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
         )
         writer.close()
 
-    asyncio.run(run())
+    with a_kernel_that_insists():
+        asyncio.run(run())
     return wanted
+
+
+def in_memory(data: np.ndarray, phase: int) -> np.ndarray:
+    """The same bytes, `phase` bytes behind the start of a page."""
+    room = np.empty(data.nbytes + 2 * 4096, np.uint8)
+    start = -room.ctypes.data % 4096 + phase
+    placed = room[start : start + data.nbytes].reshape(data.shape)
+    placed[:] = data
+    return placed
 
 
 def as_bytes(values: np.ndarray, rows: int) -> np.ndarray:
@@ -118,17 +165,24 @@ def test_everybody_reads_the_bits_that_were_written(unit) -> None:
 
 
 def check_own_reader(root: Path, name: str, wanted: np.ndarray, unit: dict[str, Any]) -> None:
-    """Spans are read exactly; a chunk that nobody wrote is an error."""
-    files = ShardFiles(root, name, json.loads((root / name / "zarr.json").read_text()))
+    """Spans are read exactly, one by one and all at once, either way; a chunk that nobody wrote is an error."""
+    document = json.loads((root / name / "zarr.json").read_text())
+    files = ShardFiles(root, name, document)
     start, chunk = unit["skip"] * unit["geometry"].rows_per_shard, unit["geometry"].rows_per_chunk
     for row, length in unit["spans"]:
         read = np.empty((length, wanted.shape[1]), np.uint8)
-        files.read_into(read, start + row)
+        files.read([RowRange(start + row, length, as_view(read))])
         assert np.array_equal(read, wanted[start + row : start + row + length])
+    for direct in (False, True):
+        memory = {row: in_memory(np.empty((length, wanted.shape[1]), np.uint8), 0) for row, length in unit["spans"]}
+        many = [RowRange(start + row, len(rows), rows.reshape(-1).data) for row, rows in memory.items()]
+        ShardFiles(root, name, document, direct=direct).read(many)
+        for row, rows in memory.items():
+            assert np.array_equal(rows, wanted[start + row : start + row + len(rows)])
     touched = {r // chunk for row, length in unit["spans"] for r in range(row, row + length)}
     for empty in set(range(unit["rows"] // chunk)) - touched:
         with pytest.raises(MissingRows):
-            files.read_into(np.empty((1, wanted.shape[1]), np.uint8), start + empty * chunk)
+            files.read([RowRange(start + empty * chunk, 1, as_view(np.empty(wanted.shape[1], np.uint8)))])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("zarrs") is None, reason="zarrs is not installed")

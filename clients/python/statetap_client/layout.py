@@ -171,6 +171,23 @@ def is_uncompressed_sharding(codecs: Iterable[Any]) -> bool:
     )
 
 
+def is_token_sharding(document: dict[str, Any]) -> bool:
+    """Whether an array's metadata are those of `token_document`, whatever its sizes."""
+    if document.get("data_type") not in TOKEN_ARRAYS.values() or document.get("fill_value") != 0:
+        return False
+    wanted = token_document(document["data_type"], rows=document["shape"][0])
+    codecs = document.get("codecs", [])
+    if len(codecs) != 1 or len(document["shape"]) != 1 or codecs[0].get("name") != "sharding_indexed":
+        return False
+    found, expected = codecs[0]["configuration"], wanted["codecs"][0]["configuration"]
+    zstd = len(found["codecs"]) == 2 and found["codecs"][1].get("name") == "zstd"
+    return (
+        zstd
+        and found["codecs"][0] == expected["codecs"][0]
+        and all(found.get(key) == expected[key] for key in ("index_codecs", "index_location"))
+    )
+
+
 def _serializer(dtype: str) -> dict[str, Any]:
     if dtype == "string":
         return {"name": "vlen-utf8"}

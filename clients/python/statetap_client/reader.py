@@ -1,19 +1,17 @@
 """Reads a store sample by sample, as torch tensors or numpy arrays.
 
 A stored sample is one byte range of each hidden array; where the store is local and uncompressed it is read as such, straight
-into its own memory, else through zarr-python. Statuses and placement are read when the store is opened: open it again to see more
-of a store that is being written. A reader may be pickled and forked: it holds no file open.
+into the memory it is wanted in, else through zarr-python. Statuses and placement are read when the store is opened: open it again
+to see more of a store that is being written. A reader may be pickled and forked: it holds no file open.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -23,12 +21,16 @@ from numpy.typing import NDArray
 
 from statetap_client import layout
 from statetap_client.layout import Status
-from statetap_client.shard_files import MissingRows, ShardFiles
+from statetap_client.sample_memory import Block, SampleBuffer, Shapes, bytes_for, memory_of, new_block, parts
+from statetap_client.samples import DigestMismatch, NotAStore, Sample, SampleNotStored, StoreReadError
+from statetap_client.shard_files import MissingRows, RowRange, ShardFiles
+from statetap_client.store_files import hidden_files, reads_directly, token_files
+from statetap_client.token_files import TokenFiles
 
 if TYPE_CHECKING:
     import torch
 
-Array = TypeVar("Array")
+__all__ = ["DigestMismatch", "NotAStore", "Sample", "SampleBuffer", "SampleNotStored", "StoreReadError", "StoreReader"]
 
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -37,53 +39,17 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
-class StoreReadError(Exception):
-    """The store cannot be read as asked; the message says why."""
-
-
-class NotAStore(StoreReadError):
-    """There is no Statetap store at that path, or it has a format that this version does not read."""
-
-
-class SampleNotStored(StoreReadError):
-    """The sample has no hidden states; `status` says what became of it."""
-
-    def __init__(self, index: int, id: str, status: Status) -> None:  # noqa: A002 (the contract's word)
-        super().__init__(
-            f"sample {index} (id {id!r}) is {status.name.lower()}, not stored: it has no hidden states; "
-            "go by `reader.stored` or `reader.statuses`"
-        )
-        self.index = index
-        self.id = id
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class Sample(Generic[Array]):
-    """One stored sample of T tokens: `input_ids` int32 `[T]`, `loss_mask` uint8 `[T]`, hidden states in the store's dtype.
-
-    `aux_hidden_states` is `[T, K, H]`, both final states are `[T, H]`; None where the store does not have them.
-    `next_token` is what the worker itself answered at temperature 0, -1 if unknown.
-    """
-
-    index: int
-    id: str
-    next_token: int
-    input_ids: Array
-    loss_mask: Array
-    aux_hidden_states: Array | None = None
-    last_hidden_states: Array | None = None
-    last_hidden_states_prenorm: Array | None = None
-
-
 class StoreReader:
     """A store, open for reading. Samples are numbered in dataset order; `path` is a directory or a URL that zarr-python opens.
+
+    `direct`: read past the page cache. By default so where the hidden arrays are more than half of this machine's memory, so that
+    most of what is read would be gone from the cache by the time that it is wanted again.
 
     Raises:
         NotAStore: nothing there, not a Statetap store, or a format version that this reader does not know.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, direct: bool | None = None) -> None:
         self.path = os.fspath(path)
         try:
             self._group = zarr.open_group(self.path, mode="r", use_consolidated=False)
@@ -93,7 +59,11 @@ class StoreReader:
         self._hidden = {name: cast("zarr.Array[Any]", self._group[name]) for name in layout.HIDDEN_ARRAYS if name in self._group}
         if "samples/status" not in self._group:
             raise NotAStore(f"{self.path} was not created whole: samples/status is missing; prepare it again")
-        self._files = {} if "://" in self.path else _shard_files(Path(self.path), self._hidden)
+        if direct is None:
+            direct = reads_directly(sum(array.nbytes for array in self._hidden.values()))
+        local = None if "://" in self.path else Path(self.path)
+        self._files: Mapping[str, ShardFiles] = {} if local is None else hidden_files(local, self._hidden, direct=direct)
+        self._token_files: Mapping[str, TokenFiles] = {} if local is None else token_files(local)
         self.statuses: NDArray[np.uint8] = self._column("status")
         self._row_start = self._column("row_start")
         self._length = self._column("length")
@@ -135,28 +105,47 @@ class StoreReader:
         """`samples/digest`: what the writer saw."""
         return int(self._digest[self._position(index)])
 
-    def sample(self, index: int) -> Sample[torch.Tensor]:
-        """A stored sample as torch tensors of its own memory; bfloat16 stays bfloat16, bit for bit.
+    def sample(
+        self, index: int, *, rows: tuple[int, int] | None = None, buffer: SampleBuffer | None = None, verify: bool = False
+    ) -> Sample[torch.Tensor]:
+        """A stored sample as torch tensors; bfloat16 stays bfloat16, bit for bit.
+
+        `rows`, end exclusive and counted from the sample's first, asks for those alone. The tensors have memory of their own, or
+        lie in `buffer` until that is read into again. `verify` compares the whole sample's digest with the recorded one.
 
         Raises:
-            IndexError: no such sample.
+            IndexError: no such sample, or no such rows of it.
             SampleNotStored: it has another status.
+            DigestMismatch: its bytes are not those that were written.
             StoreReadError: its objects are missing or damaged.
         """
-        sample = self.sample_as_numpy(index)
-        hidden = {name: _tensor(getattr(sample, name)) for name in self._hidden}
-        return Sample(sample.index, sample.id, sample.next_token, _tensor(sample.input_ids), _tensor(sample.loss_mask), **hidden)
+        return self._sample(index, rows, buffer, as_torch=True, verify=verify)
 
-    def sample_as_numpy(self, index: int) -> Sample[NDArray[Any]]:
+    def sample_as_numpy(
+        self, index: int, *, rows: tuple[int, int] | None = None, buffer: SampleBuffer | None = None, verify: bool = False
+    ) -> Sample[NDArray[Any]]:
         """The same as numpy arrays; bfloat16 is `ml_dtypes.bfloat16`. Raises what `sample` raises."""
-        index = self._stored_position(index)
-        start, end = self.row_range(index)
-        tokens = {name: cast("NDArray[Any]", self._array(name)[start:end]) for name in layout.TOKEN_ARRAYS}
-        return Sample(index, self.ids[index], int(self._next_token[index]), **tokens, **dict(self._hidden_rows(index)))
+        return self._sample(index, rows, buffer, as_torch=False, verify=verify)
+
+    def samples(self, indexes: Sequence[int], *, buffers: Sequence[SampleBuffer] | None = None) -> list[Sample[torch.Tensor]]:
+        """Several stored samples, in the order asked for; those that are neighbours in the store are read in one go.
+
+        `buffers` are as many as `indexes`. Raises what `sample` raises.
+        """
+        if buffers is not None and len(buffers) != len(indexes):
+            raise ValueError(f"{len(buffers)} buffers for {len(indexes)} samples: each needs one of its own")
+        taken = [_Taken(self, index, None, None if buffers is None else buffers[i]) for i, index in enumerate(indexes)]
+        self._fill(taken)
+        return [one.sample(as_torch=True) for one in taken]
 
     def token_rows(self, name: str, first: int, last: int) -> NDArray[Any]:
         """Rows `[first, last)` of `input_ids` or `loss_mask`, as far as the store has them, whosever they are."""
-        return cast("NDArray[Any]", self._array(name)[first:last])
+        if name not in self._token_files:
+            return cast("NDArray[Any]", self._array(name)[first:last])
+        try:
+            return self._token_files[name].rows(first, last)
+        except ValueError as e:
+            raise StoreReadError(f"{self.path}: {e}") from e
 
     def by_id(self, id: str) -> Sample[torch.Tensor]:  # noqa: A002 (the contract's word)
         """The sample of that id, as `sample` gives it.
@@ -174,10 +163,9 @@ class StoreReader:
 
     def digest(self, index: int) -> int:
         """XXH3-64, seed 0, of the sample's bytes as they stand in the hidden arrays. Raises what `sample` raises."""
-        hasher = xxhash.xxh3_64(seed=0)
-        for _, rows in self._hidden_rows(self._stored_position(index)):
-            hasher.update(rows.view(np.uint8).data)
-        return hasher.intdigest()
+        taken = _Taken(self, index, None, None)
+        self._fill([taken])
+        return taken.digest()
 
     @cached_property
     def _index_by_id(self) -> Mapping[str, int]:
@@ -194,24 +182,73 @@ class StoreReader:
             raise SampleNotStored(index, self.ids[index], Status(int(self.statuses[index])))
         return index
 
-    def _hidden_rows(self, index: int) -> Iterator[tuple[str, NDArray[Any]]]:
-        start, end = self.row_range(index)
+    def _sample(
+        self, index: int, rows: tuple[int, int] | None, buffer: SampleBuffer | None, *, as_torch: bool, verify: bool
+    ) -> Sample[Any]:
+        taken = _Taken(self, index, rows, buffer)
+        self._fill([taken])
+        if verify:
+            whole = taken.digest() if rows is None else self.digest(index)
+            if whole != self.recorded_digest(index):
+                raise DigestMismatch(
+                    f"sample {taken.index} (id {self.ids[taken.index]!r}) has the digest {whole:016x}, "
+                    f"{self.recorded_digest(index):016x} was recorded when it was written"
+                )
+        return taken.sample(as_torch=as_torch)
+
+    def _shapes(self, rows: int) -> Shapes:
+        hidden = {name: ((rows, *array.shape[1:]), _NUMPY_DTYPES[self.dtype]) for name, array in self._hidden.items()}
+        return hidden | {name: ((rows,), np.dtype(dtype)) for name, dtype in layout.TOKEN_ARRAYS.items()}
+
+    def _fill(self, taken: Sequence[_Taken]) -> None:
         for name, array in self._hidden.items():
-            if name not in self._files:
-                yield name, np.ascontiguousarray(cast("NDArray[Any]", array[start:end]))
+            if name in self._files:
+                wanted = [RowRange(one.start, one.end - one.start, memory_of(one.block, one.arrays[name])) for one in taken]
+                try:
+                    self._files[name].read(wanted)
+                except MissingRows as e:
+                    index = next(one.index for one in taken if one.start == e.row_start)
+                    raise StoreReadError(f"sample {index} (id {self.ids[index]!r}) is marked stored, but {e}") from e
                 continue
-            rows = np.empty((end - start, *array.shape[1:]), _NUMPY_DTYPES[self.dtype])
-            try:
-                self._files[name].read_into(rows.view(np.uint8).reshape(end - start, -1), start)
-            except MissingRows as e:
-                raise StoreReadError(f"sample {index} (id {self.ids[index]!r}) is marked stored, but {e}") from e
-            yield name, rows
+            for one in taken:
+                one.arrays[name][...] = cast("NDArray[Any]", array[one.start : one.end])
+        for one in taken:
+            for name in layout.TOKEN_ARRAYS:
+                one.arrays[name][...] = self.token_rows(name, one.start, one.end)
 
     def _array(self, name: str) -> zarr.Array[Any]:
         return cast("zarr.Array[Any]", self._group[name])
 
     def _column(self, name: str) -> NDArray[Any]:
         return cast("NDArray[Any]", self._array(f"{layout.SAMPLES_GROUP}/{name}")[:])
+
+
+class _Taken:
+    """Rows of one stored sample, `[start, end)` of the store, and the memory that they are read into."""
+
+    def __init__(self, reader: StoreReader, index: int, rows: tuple[int, int] | None, buffer: SampleBuffer | None) -> None:
+        self._reader = reader
+        self.index = reader._stored_position(index)
+        start, end = reader.row_range(self.index)
+        first, last = (0, end - start) if rows is None else rows
+        if not 0 <= first <= last <= end - start:
+            raise IndexError(f"rows [{first}, {last}) are outside of the {end - start} rows of sample {self.index}")
+        self.start, self.end = start + first, start + last
+        shapes = reader._shapes(last - first)
+        nbytes = bytes_for(shapes)
+        self.block: Block = new_block(nbytes) if buffer is None else buffer.block(nbytes)
+        self.arrays = parts(self.block, shapes)
+
+    def digest(self) -> int:
+        hasher = xxhash.xxh3_64(seed=0)
+        for name in self._reader.hidden_arrays:
+            hasher.update(self.arrays[name].view(np.uint8).data)
+        return hasher.intdigest()
+
+    def sample(self, *, as_torch: bool) -> Sample[Any]:
+        dtypes = dict.fromkeys(self._reader.hidden_arrays, self._reader.dtype) | layout.TOKEN_ARRAYS
+        found = {name: self.block.tensor_of(array, dtypes[name]) if as_torch else array for name, array in self.arrays.items()}
+        return Sample(self.index, self._reader.ids[self.index], int(self._reader._next_token[self.index]), **found)
 
 
 def _attributes(path: str, group: zarr.Group) -> Mapping[str, Any]:
@@ -225,20 +262,3 @@ def _attributes(path: str, group: zarr.Group) -> Mapping[str, Any]:
             "install the version of statetap-client that goes with the service that wrote it"
         )
     return attributes
-
-
-def _shard_files(root: Path, arrays: Mapping[str, zarr.Array[Any]]) -> dict[str, ShardFiles]:
-    files = {}
-    for name in arrays:
-        document = json.loads((root / layout.metadata_key(name)).read_bytes())
-        if layout.is_uncompressed_sharding(document["codecs"]):
-            files[name] = ShardFiles(root, name, document)
-    return files
-
-
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    import torch
-
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(array)

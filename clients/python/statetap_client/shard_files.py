@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,84 +11,117 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statetap_client import layout, sharding
+from statetap_client.byte_ranges import ByteRange, RangeFile
+
+
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """Rows `[row_start, row_start + rows)` of an array, and the memory whose first bytes they become.
+
+    What follows them in `memory` may be written over too.
+    """
+
+    row_start: int
+    rows: int
+    memory: memoryview
 
 
 class MissingRows(Exception):
-    """Rows that were never written, or whose object is damaged. The message names the object."""
+    """Rows that were never written, or whose object is damaged: they are of the range that starts at `row_start`."""
+
+    def __init__(self, row_start: int, message: str) -> None:
+        super().__init__(message)
+        self.row_start = row_start
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The part of a range that lies in one shard, from the shard's row `first` on."""
+
+    whole: RowRange
+    first: int
+    rows: int
+    memory: memoryview
 
 
 class ShardFiles:
-    """The shard files of one hidden array, as `document` (its zarr.json) lays them out."""
+    """The shard files of one hidden array, as `document` (its zarr.json) lays them out. It holds none of them open.
 
-    def __init__(self, root: Path, array: str, document: dict[str, Any]) -> None:
+    `direct`: read past the page cache what is whole pages of file and memory.
+    """
+
+    def __init__(self, root: Path, array: str, document: dict[str, Any], *, direct: bool = False) -> None:
         shard_shape = document["chunk_grid"]["configuration"]["chunk_shape"]
         self._root = root
         self._array = array
+        self._direct = direct
         self._row_shape = tuple(shard_shape[1:])
-        self._row_bytes = layout.row_bytes(self._row_shape, document["data_type"])
         self._rows_per_shard: int = shard_shape[0]
         self._rows_per_chunk: int = document["codecs"][0]["configuration"]["chunk_shape"][0]
+        self.row_bytes = layout.row_bytes(self._row_shape, document["data_type"])
 
-    def read_into(self, rows: NDArray[np.uint8], row_start: int) -> None:
-        """Fill `rows` (bytes, `[count, row bytes]`, contiguous) with the array's rows from `row_start` on.
+    def read(self, wanted: Sequence[RowRange]) -> None:
+        """Fill every range's memory; each object is opened once, and neighbours are read in one call.
 
         Raises:
             MissingRows: an object or a chunk of it is not there, or is damaged.
         """
+        shards: dict[int, list[_Piece]] = {}
+        for rows in wanted:
+            for shard, piece in self._cut(rows):
+                shards.setdefault(shard, []).append(piece)
+        for shard, pieces in shards.items():
+            self._read_shard(shard, pieces)
+
+    def _cut(self, wanted: RowRange) -> Iterator[tuple[int, _Piece]]:
         done = 0
-        while done < len(rows):
-            shard, first = divmod(row_start + done, self._rows_per_shard)
-            count = min(len(rows) - done, self._rows_per_shard - first)
-            self._read_shard(rows[done : done + count], shard, first)
+        while done < wanted.rows:
+            shard, first = divmod(wanted.row_start + done, self._rows_per_shard)
+            count = min(wanted.rows - done, self._rows_per_shard - first)
+            rest = wanted.memory[done * self.row_bytes :]
+            yield shard, _Piece(wanted, first, count, rest if done + count == wanted.rows else rest[: count * self.row_bytes])
             done += count
 
-    def _read_shard(self, rows: NDArray[np.uint8], shard: int, first: int) -> None:
+    def _read_shard(self, shard: int, pieces: Sequence[_Piece]) -> None:
         key = layout.shard_key(self._array, shard, self._row_shape)
-        chunks = self._rows_per_shard // self._rows_per_chunk
+        of = pieces[0].whole.row_start
         try:
-            descriptor = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
+            file = RangeFile(self._root / key, direct=self._direct)
         except FileNotFoundError:
-            raise MissingRows(f"its object {key} is missing") from None
+            raise MissingRows(of, f"its object {key} is missing") from None
         try:
-            size = os.fstat(descriptor).st_size
-            index_start = max(0, size - sharding.index_bytes(chunks))
-            index = sharding.decode_index(os.pread(descriptor, size - index_start, index_start), chunks)
-            for offset, piece in self._ranges(index, rows, first):
-                _pread_exactly(descriptor, piece, offset)
+            chunks = self._rows_per_shard // self._rows_per_chunk
+            index_start = max(0, file.nbytes - sharding.index_bytes(chunks))
+            index = sharding.decode_index(file.read(index_start, file.nbytes - index_start), chunks)
+            ranges: list[ByteRange] = []
+            for piece in pieces:
+                of = piece.whole.row_start
+                ranges += self._ranges(index, piece)
+            file.read_into(ranges)
         except ValueError as e:
-            raise MissingRows(f"its object {key} is damaged: {e}") from e
+            raise MissingRows(of, f"its object {key} is damaged: {e}") from e
         finally:
-            os.close(descriptor)
+            file.close()
 
-    def _ranges(self, index: NDArray[np.uint64], rows: NDArray[np.uint8], first: int) -> list[tuple[int, NDArray[np.uint8]]]:
-        """(offset in the object, where its bytes go), neighbours in one."""
-        ranges: list[tuple[int, NDArray[np.uint8]]] = []
-        done, expected = 0, -1
-        run_start = run_offset = 0
-        while done < len(rows):
-            chunk, inside = divmod(first + done, self._rows_per_chunk)
-            count = min(len(rows) - done, self._rows_per_chunk - inside)
-            offset, length = (int(number) for number in index[chunk])
-            if offset == sharding.MISSING:
-                raise ValueError(f"chunk {chunk} was never written")
-            if length != self._rows_per_chunk * self._row_bytes:
-                raise ValueError(f"chunk {chunk} has {length} bytes, {self._rows_per_chunk * self._row_bytes} were expected")
-            offset += inside * self._row_bytes
-            if offset != expected:
-                if done:
-                    ranges.append((run_offset, rows[run_start:done]))
-                run_start, run_offset = done, offset
-            expected = offset + count * self._row_bytes
-            done += count
-        ranges.append((run_offset, rows[run_start:done]))
-        return ranges
-
-
-def _pread_exactly(descriptor: int, rows: NDArray[np.uint8], offset: int) -> None:
-    view = rows.data.cast("B")
-    done = 0
-    while done < len(view):
-        count = os.preadv(descriptor, [view[done:]], offset + done)
-        if count == 0:
-            raise ValueError(f"it ends at byte {offset + done}")
-        done += count
+    def _ranges(self, index: NDArray[np.uint64], piece: _Piece) -> Iterator[ByteRange]:
+        """Where the piece's bytes are in the object: one range, unless its chunks do not follow each other."""
+        first_chunk, skipped = divmod(piece.first, self._rows_per_chunk)
+        end_chunk = -(-(piece.first + piece.rows) // self._rows_per_chunk)
+        entries = index[first_chunk:end_chunk]
+        chunk_bytes = self._rows_per_chunk * self.row_bytes
+        if (missing := np.flatnonzero(entries[:, 0] == sharding.MISSING)).size:
+            raise ValueError(f"chunk {first_chunk + missing[0]} was never written")
+        if (odd := np.flatnonzero(entries[:, 1] != chunk_bytes)).size:
+            raise ValueError(f"chunk {first_chunk + odd[0]} has {entries[odd[0], 1]} bytes, {chunk_bytes} were expected")
+        offsets = entries[:, 0].astype(np.int64)
+        # Runs of chunks that follow each other, as numbers of chunks from the first.
+        starts = [0, *(np.flatnonzero(np.diff(offsets) != chunk_bytes) + 1).tolist()]
+        done = 0
+        for start, end in zip(starts, [*starts[1:], len(offsets)], strict=True):
+            inside = skipped if start == 0 else 0
+            rows = min((end - start) * self._rows_per_chunk - inside, piece.rows - done)
+            memory = piece.memory[done * self.row_bytes :]
+            last = done + rows == piece.rows
+            nbytes = rows * self.row_bytes
+            yield ByteRange(int(offsets[start]) + inside * self.row_bytes, nbytes, memory if last else memory[:nbytes])
+            done += rows

@@ -60,11 +60,18 @@ def make_directories(directory: Path) -> None:
         fsync_directory(path.parent)
 
 
-def write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
-    """Write every byte of `buffers` (at most MAX_BUFFERS) at the file's position, however often the kernel takes less."""
-    pending = list(buffers)
+def write_all_at(descriptor: int, buffers: Sequence[memoryview], offset: int, *, block: int = 1) -> None:
+    """Write every byte of `buffers` to the file's bytes from `offset` on, however often the kernel takes less.
+
+    Each call begins at a multiple of `block` bytes, if all buffers are as long as one: what O_DIRECT asks for.
+    """
+    pending = [buffer for buffer in buffers if len(buffer)]
     while pending:
-        written = os.writev(descriptor, pending)
+        written = os.pwritev(descriptor, pending[:MAX_BUFFERS], offset)
+        written -= written % block
+        if not written:
+            raise OSError(errno.EIO, f"the system takes less than {block} bytes of it")
+        offset += written
         while pending and written >= len(pending[0]):
             written -= len(pending.pop(0))
         if pending:
@@ -77,7 +84,7 @@ def replace_file(path: Path, data: bytes) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         try:
-            write_all(descriptor, [memoryview(data)])
+            write_all_at(descriptor, [memoryview(data)], 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

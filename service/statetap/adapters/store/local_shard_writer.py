@@ -8,9 +8,8 @@ fails, what this attempt made is removed again. The work runs in a few threads; 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
@@ -19,16 +18,14 @@ from typing import TypeVar
 import xxhash
 from statetap_client import layout
 
-from statetap.adapters.store.durable_files import (
-    MAX_BUFFERS,
-    as_store_error,
-    fsync_directory,
-    make_directories,
-    publish,
-    write_all,
-)
+from statetap.adapters.store import object_files
+from statetap.adapters.store.direct_io import Alignment, SharedMappings
+from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, publish
 from statetap.adapters.store.locations import local_path
-from statetap.adapters.store.shard_assembly import WINDOW_BYTES, ShardPlan, plan_shards
+from statetap.adapters.store.object_files import WINDOW_BYTES
+from statetap.adapters.store.shard_assembly import ShardPlan, plan_shards
+from statetap.adapters.store.shard_objects import write_object
+from statetap.adapters.store.write_ways import ways
 from statetap.core.placement import Geometry
 from statetap.core.records import ShardObject
 from statetap.core.spec import HiddenArray
@@ -38,16 +35,21 @@ T = TypeVar("T")
 
 
 class LocalShardWriter:
-    """The ShardWriter of local paths. `parallel` is how many units are written at the same time."""
+    """The ShardWriter of local paths. `parallel` is how many shards are written at the same time, in as many units at most.
 
-    def __init__(self, *, parallel: int = 2) -> None:
-        self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="shard-writer")
+    `way` says how to write below a directory: by O_DIRECT with that alignment, or (None) through the page cache.
+    """
+
+    def __init__(self, *, parallel: int = 2, way: Callable[[Path], Alignment | None] = ways.of) -> None:
+        self._way = way
+        self._units = ThreadPoolExecutor(parallel, thread_name_prefix="unit-writer")
+        self._shards = ThreadPoolExecutor(parallel, thread_name_prefix="shard-writer")
 
     async def write(self, unit: UnitWrite) -> tuple[ShardObject, ...]:
         """Shards without any segment get no object. If the caller is cancelled, the attempt is undone before this returns."""
         root = local_path(unit.location)
-        attempt = _Attempt(root, unit.fence, plan_shards(unit))
-        return await self._run(attempt.run, attempt.abandoned)
+        attempt = _Attempt(root, unit.fence, plan_shards(unit), self._way)
+        return await self._run(lambda: attempt.run(self._shards), attempt.abandoned)
 
     async def discard(self, location: str, arrays: Sequence[HiddenArray], geometry: Geometry, row_start: int, rows: int) -> None:
         root = local_path(location)
@@ -57,10 +59,11 @@ class LocalShardWriter:
 
     def close(self) -> None:
         """Wait for the threads to end."""
-        self._threads.shutdown()
+        self._units.shutdown()
+        self._shards.shutdown()
 
     async def _run(self, work: Callable[[], T], abandoned: Event | None = None) -> T:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future = asyncio.get_running_loop().run_in_executor(self._units, work)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -75,99 +78,99 @@ class LocalShardWriter:
             raise
 
 
+class _AbandonedError(StoreError):
+    """The caller is gone, or another object of the unit failed."""
+
+
 class _Attempt:
     """One try at writing a unit."""
 
-    def __init__(self, root: Path, fence: int, plans: Sequence[ShardPlan]) -> None:
+    def __init__(self, root: Path, fence: int, plans: Sequence[ShardPlan], way: Callable[[Path], Alignment | None]) -> None:
         self.abandoned = Event()
         self._root = root
         self._fence = fence
         self._plans = plans
-        self._temporary: list[Path] = []
+        self._way = way
         self._published: list[Path] = []
 
-    def run(self) -> tuple[ShardObject, ...]:
-        """Write, then publish.
+    def run(self, shards: Executor) -> tuple[ShardObject, ...]:
+        """Write, each object in a thread of `shards`, then publish.
 
         Raises:
             StoreFull: no space left.
             StoreError: an object with other bytes is there, or the file system failed.
         """
-        doing = "writing a unit"
         try:
-            objects = []
-            for plan in self._plans:
-                doing = f"writing {self._root / plan.key}"
-                objects.append(self._write_temporary(plan))
-            for written, temporary in zip(objects, list(self._temporary), strict=True):
-                doing = f"publishing {self._root / written.key}"
-                self._publish(written, temporary)
-        except OSError as e:
-            self._undo()
-            raise as_store_error(e, doing) from e
+            mappings = SharedMappings()
+            futures = [shards.submit(self._write, plan, mappings) for plan in self._plans]
+            wait(futures)
+            failures = [error for future in futures if (error := future.exception()) is not None]
+            if failures:
+                # The first that was not told to stop by another.
+                raise min(failures, key=lambda error: isinstance(error, _AbandonedError))
+            objects = tuple(future.result() for future in futures)
+            for written in objects:
+                self._check()
+                self._publish(written)
+            self._check()
         except BaseException:
             self._undo()
             raise
-        return tuple(objects)
+        return objects
 
-    def _write_temporary(self, plan: ShardPlan) -> ShardObject:
-        final = self._root / plan.key
-        make_directories(final.parent)
-        temporary = final.with_name(f".{final.name}.{self._fence}.partial")
+    def _write(self, plan: ShardPlan, mappings: SharedMappings) -> ShardObject:
+        try:
+            return self._write_temporary(plan, mappings)
+        except OSError as e:
+            self.abandoned.set()
+            raise as_store_error(e, f"writing {self._root / plan.key}") from e
+        except BaseException:
+            self.abandoned.set()
+            raise
+
+    def _write_temporary(self, plan: ShardPlan, mappings: SharedMappings) -> ShardObject:
+        self._check()
+        temporary = self._temporary(plan.key)
+        make_directories(temporary.parent)
         # A fence is held once: a file of this name is what a killed process left.
         temporary.unlink(missing_ok=True)
-        self._temporary.append(temporary)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            nbytes, digest = self._write_payload(descriptor, plan)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        return ShardObject(key=plan.key, nbytes=nbytes, digest=digest)
-
-    def _write_payload(self, descriptor: int, plan: ShardPlan) -> tuple[int, int]:
-        """Write the object window by window, each hashed while its bytes are warm. Returns its size and digest."""
         hasher = xxhash.xxh3_64(seed=0)
-        nbytes = 0
-        window: list[memoryview] = []
-        window_bytes = 0
-
-        def flush() -> None:
-            nonlocal nbytes, window_bytes
-            if self.abandoned.is_set():
-                raise StoreError(f"writing {plan.key} was abandoned")
-            for buffer in window:
-                hasher.update(buffer)
-            write_all(descriptor, window)
-            nbytes += window_bytes
-            window_bytes = 0
-            window.clear()
-
-        for buffer in plan.buffers():
-            if len(window) == MAX_BUFFERS or window_bytes + len(buffer) > WINDOW_BYTES:
-                flush()
-            window.append(buffer)
-            window_bytes += len(buffer)
-        flush()
-        return nbytes, hasher.intdigest()
-
-    def _publish(self, written: ShardObject, temporary: Path) -> None:
-        """Give the object its name, or adopt the same bytes. Durable afterwards, its directories included."""
-        final = self._root / written.key
+        nbytes = plan.nbytes
+        file = object_files.create(temporary, nbytes, self._way(temporary.parent))
         try:
-            publish(temporary, final)
-            self._published.append(final)
-        except FileExistsError:
-            if not _is_same(final, written):
-                raise StoreError(
-                    f"{final} is there already, with other bytes: a leftover of an unfinished attempt; discard the unit first"
-                ) from None
-            temporary.unlink()
-        for directory in _directories(self._root, written.key):
-            fsync_directory(directory)
+            write_object(plan, file, hasher, mappings, self._check)
+        finally:
+            file.close()
+        return ShardObject(key=plan.key, nbytes=nbytes, digest=hasher.intdigest())
+
+    def _check(self) -> None:
+        if self.abandoned.is_set():
+            raise _AbandonedError(f"writing a unit to {self._root} was abandoned")
+
+    def _publish(self, written: ShardObject) -> None:
+        """Give the object its name, or adopt the same bytes. Durable afterwards, its directories included."""
+        final, temporary = self._root / written.key, self._temporary(written.key)
+        try:
+            try:
+                publish(temporary, final)
+                self._published.append(final)
+            except FileExistsError:
+                if not _is_same(final, written):
+                    raise StoreError(
+                        f"{final} is there already, with other bytes: a leftover of an unfinished attempt; discard the unit first"
+                    ) from None
+                temporary.unlink()
+            for directory in _directories(self._root, written.key):
+                fsync_directory(directory)
+        except OSError as e:
+            raise as_store_error(e, f"publishing {final}") from e
+
+    def _temporary(self, key: str) -> Path:
+        final = self._root / key
+        return final.with_name(f".{final.name}.{self._fence}.partial")
 
     def _undo(self) -> None:
-        for path in (*self._published, *self._temporary):
+        for path in (*self._published, *(self._temporary(plan.key) for plan in self._plans)):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         for plan in self._plans:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from statetap_client import layout, sharding
 
+from statetap.adapters.store.object_files import WINDOW_BYTES
 from statetap.core.placement import Geometry
 from statetap.core.spec import HiddenArray
 from statetap.ports import Segment, UnitWrite
 
-WINDOW_BYTES = 8 << 20
 _ZEROS = memoryview(bytes(1 << 20))
 
 
@@ -36,6 +36,25 @@ class ShardPlan:
     array: HiddenArray
     geometry: Geometry
     pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The object's size: its chunks that are there, and the index."""
+        present = self._present()
+        chunk_bytes = self.geometry.rows_per_chunk * self.array.row_bytes
+        return int(np.count_nonzero(present)) * chunk_bytes + sharding.index_bytes(len(present))
+
+    def windows(self) -> Iterator[list[memoryview]]:
+        """The object's bytes in order, as many buffers at a time as make WINDOW_BYTES or less."""
+        window: list[memoryview] = []
+        nbytes = 0
+        for buffer in self.buffers():
+            if nbytes + len(buffer) > WINDOW_BYTES:
+                yield window
+                window, nbytes = [], 0
+            window.append(buffer)
+            nbytes += len(buffer)
+        yield window
 
     def buffers(self) -> Iterator[memoryview]:
         """The object's bytes in order, in buffers of at most WINDOW_BYTES."""

@@ -15,7 +15,8 @@ from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.spec import HiddenArray
 from statetap.ports import CapturePart, CaptureReport
 
-BLOCK_BYTES = 4 << 20
+# What stays in a core's cache: what has been hashed is checked without another way to memory.
+BLOCK_BYTES = 512 << 10
 
 
 class ThreadedCaptureInspector:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from statetap.core.spec import HiddenArray
 
@@ -20,15 +19,16 @@ _INTEGER: dict[str, type[np.unsignedinteger[Any]]] = {"bfloat16": np.uint16, "fl
 
 
 class RowChecker:
-    """Checks one hidden array of one capture, block by block."""
+    """Checks one hidden array of one capture, block by block: small ones are still in the cache from their hashing."""
 
     def __init__(self, array: HiddenArray) -> None:
         self._array = array
         self._integer = _INTEGER[array.dtype]
+        self._signed = np.dtype(self._integer).str.replace("u", "i")
         self._magnitude = self._integer(_MAGNITUDE[array.dtype])
         self._infinity = self._integer(_EXPONENT[array.dtype])
+        self._negative_infinity = self._integer(_EXPONENT[array.dtype] + _MAGNITUDE[array.dtype] + 1)
         self._vectors = array.row_shape[0] if len(array.row_shape) == 2 else 1
-        self._scratch: NDArray[np.unsignedinteger[Any]] | None = None
 
     def fault(self, block: memoryview, first_row: int) -> str | None:
         """What is wrong with the first faulty row, such as `aux_hidden_states: row 17 is not finite`; None if nothing is.
@@ -36,15 +36,14 @@ class RowChecker:
         `block` is whole rows, the first of which is the capture's row `first_row`.
         """
         bits = np.frombuffer(block, self._integer).reshape(-1, self._array.row_shape[-1])
-        magnitudes = np.bitwise_and(bits, self._magnitude, out=self._scratch_like(bits))
-        if magnitudes.max() >= self._infinity:
-            vector = int(np.flatnonzero((magnitudes >= self._infinity).any(axis=1))[0])
+        # The largest number is that of a negative, the largest signed one of a positive: no copy without the signs is needed.
+        if bits.max() >= self._negative_infinity or bits.view(self._signed).max() >= self._infinity:
+            vector = int(np.flatnonzero(((bits & self._magnitude) >= self._infinity).any(axis=1))[0])
             return self._describe(vector, first_row, "is not finite")
         # Three elements tell nearly every vector apart from a constant one; the rest is looked at whole.
-        middle = bits.shape[1] // 2
-        suspects = np.flatnonzero((magnitudes[:, 0] == magnitudes[:, middle]) & (magnitudes[:, 0] == magnitudes[:, -1]))
-        for vector in suspects.tolist():
-            if not magnitudes[vector].any():
+        first, middle, last = (bits[:, [0, bits.shape[1] // 2, -1]] & self._magnitude).T
+        for vector in np.flatnonzero((first == middle) & (first == last)).tolist():
+            if not (bits[vector] & self._magnitude).any():
                 return self._describe(vector, first_row, "is all zero")
             if bits.shape[1] > 1 and (bits[vector] == bits[vector, 0]).all():
                 return self._describe(vector, first_row, "is constant")
@@ -54,8 +53,3 @@ class RowChecker:
         row, slot = divmod(vector, self._vectors)
         layer = f" in layer {slot + 1} of {self._vectors}" if self._vectors > 1 else ""
         return f"{self._array.name}: row {first_row + row} {fault}{layer}"
-
-    def _scratch_like(self, bits: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
-        if self._scratch is None or len(self._scratch) < len(bits):
-            self._scratch = np.empty_like(bits)
-        return self._scratch[: len(bits)]

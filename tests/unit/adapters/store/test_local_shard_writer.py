@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import xxhash
 import zarr
-from statetap.adapters.store import durable_files
+from statetap.adapters.store import durable_files, object_files
+from statetap.adapters.store.direct_io import direct_alignment
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
@@ -31,9 +33,16 @@ async def location(tmp_path) -> str:
     return path
 
 
-@pytest.fixture
-def writer():
-    writer = LocalShardWriter()
+@pytest.fixture(params=["direct", "cached"])
+def writer(request, location):
+    """Both ways of writing, on whatever disk the tests run on."""
+    alignment = None
+    if request.param == "direct":
+        with tempfile.TemporaryFile(dir=location) as file:
+            alignment = direct_alignment(file.fileno())
+        if alignment is None:
+            pytest.skip("this file system has no O_DIRECT")
+    writer = LocalShardWriter(way=lambda _: alignment)
     yield writer
     writer.close()
 
@@ -136,12 +145,42 @@ async def test_leftovers_do_not_confuse_readers_nor_the_next_attempt(location, w
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("calls_that_work", [0, 1, 2, 3])
 async def test_a_full_disk_leaves_nothing(location, writer, monkeypatch, code, calls_that_work) -> None:
-    monkeypatch.setattr(durable_files.os, "writev", fail_after(calls_that_work, OSError(code, os.strerror(code))))
+    monkeypatch.setattr(durable_files.os, "pwritev", fail_after(calls_that_work, OSError(code, os.strerror(code))))
     with pytest.raises(StoreFull, match=r"no space left while writing .*/c/"):
         await writer.write(make_unit(location, rows=16, filled=11))
     assert files_of(location) == {}
     monkeypatch.undo()
     assert len(await writer.write(make_unit(location, rows=16, filled=11))) == 4
+
+
+async def test_no_room_for_an_object_is_told_before_its_first_byte(location, writer, monkeypatch) -> None:
+    def full(descriptor: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(object_files, "allocate", full)
+    monkeypatch.setattr(durable_files.os, "pwritev", fail_after(0, OSError(errno.EIO, "written all the same")))
+    with pytest.raises(StoreFull, match=r"no space left while writing .*/c/"):
+        await writer.write(make_unit(location))
+    assert files_of(location) == {}
+
+
+async def test_one_objects_failure_ends_the_others_and_is_what_is_told(location, monkeypatch) -> None:
+    started = threading.Event()
+    pwritev = os.pwritev
+
+    def faulty(descriptor, buffers, offset):
+        if LAST in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            started.wait(30)
+            raise OSError(errno.EIO, "Input/output error")
+        started.set()
+        return pwritev(descriptor, buffers, offset)
+
+    monkeypatch.setattr(durable_files.os, "pwritev", faulty)
+    writer = LocalShardWriter(parallel=2, way=lambda _: None)
+    with pytest.raises(StoreError, match=f"{LAST}/c/0/0 failed: .*Input/output error"):
+        await writer.write(make_unit(location, rows=8))
+    assert files_of(location) == {}
+    writer.close()
 
 
 async def test_a_disk_that_fails_at_fsync_leaves_nothing(location, writer, monkeypatch) -> None:
@@ -154,14 +193,6 @@ async def test_a_disk_that_fails_at_fsync_leaves_nothing(location, writer, monke
     assert not isinstance(caught.value, StoreFull)
     monkeypatch.undo()
     assert files_of(location) == {}
-
-
-async def test_short_writes_are_finished(location, writer, monkeypatch) -> None:
-    whole = await writer.write(make_unit(location))
-    await writer.discard(location, ARRAYS, GEOMETRY, 0, 8)
-    writev = os.writev
-    monkeypatch.setattr(durable_files.os, "writev", lambda descriptor, buffers: writev(descriptor, [buffers[0][:3]]))
-    assert await writer.write(make_unit(location)) == whole
 
 
 async def test_everything_is_synced_before_it_has_its_name(location, writer, monkeypatch) -> None:
@@ -191,14 +222,14 @@ async def test_everything_is_synced_before_it_has_its_name(location, writer, mon
 
 async def test_a_cancelled_write_waits_for_its_thread_and_leaves_nothing(location, writer, monkeypatch) -> None:
     started, go_on = threading.Event(), threading.Event()
-    writev = os.writev
+    pwritev = os.pwritev
 
-    def slow(descriptor, buffers):
+    def slow(descriptor, buffers, offset):
         started.set()
         go_on.wait(30)
-        return writev(descriptor, buffers)
+        return pwritev(descriptor, buffers, offset)
 
-    monkeypatch.setattr(durable_files.os, "writev", slow)
+    monkeypatch.setattr(durable_files.os, "pwritev", slow)
     task = asyncio.create_task(writer.write(make_unit(location)))
     await asyncio.to_thread(started.wait, 30)
     task.cancel()
@@ -210,7 +241,29 @@ async def test_a_cancelled_write_waits_for_its_thread_and_leaves_nothing(locatio
     assert files_of(location) == {}
 
 
-async def test_no_more_units_at_a_time_than_told(location, monkeypatch) -> None:
+async def test_a_caller_that_left_while_it_was_published_finds_nothing(location, writer, monkeypatch) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    link, links = os.link, []
+
+    def last_link(source, target) -> None:
+        links.append(target)
+        if len(links) == 2:
+            started.set()
+            go_on.wait(30)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", last_link)
+    task = asyncio.create_task(writer.write(make_unit(location)))
+    await asyncio.to_thread(started.wait, 30)
+    task.cancel()
+    await asyncio.wait([task], timeout=0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert files_of(location) == {}
+
+
+async def test_no_more_objects_at_a_time_than_told(location, monkeypatch) -> None:
     writer = LocalShardWriter(parallel=1)
     active, most = 0, 0
     fsync = os.fsync
@@ -229,20 +282,22 @@ async def test_no_more_units_at_a_time_than_told(location, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("location", ["s3://bucket/store", "relative/store"])
-async def test_only_absolute_paths_are_taken(writer, location) -> None:
+async def test_only_absolute_paths_are_taken(location) -> None:
+    writer = LocalShardWriter()
     with pytest.raises(StoreError, match="absolute"):
         await writer.write(make_unit(location))
+    writer.close()
 
 
 def fail_after(calls: int, error: OSError):
-    writev = os.writev
+    pwritev = os.pwritev
     left = calls
 
-    def faulty(descriptor, buffers):
+    def faulty(descriptor, buffers, offset):
         nonlocal left
         if left == 0:
             raise error
         left -= 1
-        return writev(descriptor, buffers)
+        return pwritev(descriptor, buffers, offset)
 
     return faulty

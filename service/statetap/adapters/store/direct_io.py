@@ -1,0 +1,110 @@
+"""What writing past the page cache needs of Linux and Python's standard library does not give.
+
+Source: statx(2) with STATX_DIOALIGN (Linux 6.1), fallocate(2), madvise(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+PAGE_BYTES = mmap.PAGESIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
+
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000
+_STATX_BYTES = 256
+# Where struct statx holds stx_mask, and stx_dio_mem_align with stx_dio_offset_align behind it.
+_MASK_AT, _DIOALIGN_AT = 0, 0x98
+_NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
+_MAPS = Path("/proc/self/maps")
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """What O_DIRECT asks of every piece, in bytes: `memory` of its address, `offset` of its place in the file and its length."""
+
+    memory: int
+    offset: int
+
+
+def direct_alignment(descriptor: int) -> Alignment | None:
+    """What O_DIRECT asks for in an open file, None if the file cannot have it.
+
+    A kernel or file system that does not say is taken to want whole pages. Offsets are whole pages at least, whatever the disk
+    can do: half a block of the file system would make it read the other half.
+    """
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    if _libc.statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, found):
+        return Alignment(PAGE_BYTES, PAGE_BYTES)
+    (mask,) = struct.unpack_from("=I", found.raw, _MASK_AT)
+    if not mask & _STATX_DIOALIGN:
+        return Alignment(PAGE_BYTES, PAGE_BYTES)
+    memory, offset = struct.unpack_from("=II", found.raw, _DIOALIGN_AT)
+    return Alignment(memory, max(offset, PAGE_BYTES)) if offset else None
+
+
+def allocate(descriptor: int, nbytes: int) -> None:
+    """Take the file's blocks before the first byte: in one piece, and no space is an error now and not in its middle.
+
+    Not `os.posix_fallocate`, which writes to every block where the file system cannot do it.
+
+    Raises:
+        OSError: ENOSPC, above all. A file system that cannot allocate is none.
+    """
+    if nbytes and _libc.fallocate(descriptor, 0, 0, nbytes):
+        code = ctypes.get_errno()
+        if code not in _NOT_SUPPORTED:
+            raise OSError(code, os.strerror(code))
+
+
+def address_of(view: memoryview) -> int:
+    """Where the bytes of a non-empty, contiguous view are."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+class SharedMappings:
+    """The shared mappings of this process as they are now; their pages can be dropped, for the kernel has them elsewhere.
+
+    Pages of a dump that were read or written from stay in the process's resident memory until they are unmapped. They may be
+    dropped sooner, but only those: private memory would lose its contents. So the kernel is asked, not the caller.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        try:
+            lines = _MAPS.read_text().splitlines()
+        except OSError:
+            return
+        for line in lines:
+            span, permissions, _ = line.split(" ", 2)
+            if permissions[3] == "s":
+                start, _, end = span.partition("-")
+                self._starts.append(int(start, 16))
+                self._ends.append(int(end, 16))
+
+    def drop(self, views: Iterable[memoryview]) -> None:
+        """Let go of the resident pages of those views that lie in a shared mapping; they come back when they are touched."""
+        for view in views:
+            if len(view) < PAGE_BYTES:
+                continue
+            address = address_of(view)
+            at = bisect_right(self._starts, address) - 1
+            if at < 0 or address + len(view) > self._ends[at]:
+                continue
+            start = address - address % PAGE_BYTES
+            _libc.madvise(start, address + len(view) - start, mmap.MADV_DONTNEED)

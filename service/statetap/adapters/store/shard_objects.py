@@ -1,0 +1,30 @@
+"""One pass over a shard object to be: each window is hashed, written, and dropped from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from statetap.adapters.store.direct_io import SharedMappings
+from statetap.adapters.store.object_files import ObjectFile
+from statetap.adapters.store.shard_assembly import ShardPlan
+
+
+class Hasher(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+
+
+def write_object(
+    plan: ShardPlan, file: ObjectFile, hasher: Hasher, mappings: SharedMappings, check: Callable[[], None] = lambda: None
+) -> None:
+    """Fill `file` with the object's bytes and finish it; `hasher` has seen them all then. `check` may raise, window by window.
+
+    Hashed first: that reads the pages in by the kernel's quicker way, and the disk takes them from the page tables as they are.
+    """
+    for window in plan.windows():
+        check()
+        for buffer in window:
+            hasher.update(buffer)
+        file.write(window)
+        mappings.drop(window)
+    file.finish()

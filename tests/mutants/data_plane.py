@@ -1,0 +1,116 @@
+"""Bugs planted in the data plane: shard objects past the page cache, and the reader that takes samples by byte range."""
+
+from tests.mutants.mutant import Mutant, tests
+
+FILES = "tests/unit/adapters/store/test_object_files.py"
+WRITER = "tests/unit/adapters/store/test_local_shard_writer.py"
+MEMORY = "tests/unit/statetap_client/test_reader_memory.py"
+RANGES = "tests/unit/statetap_client/test_byte_ranges.py"
+
+MUTANTS = (
+    Mutant(
+        name="writer-adopts-other-bytes",
+        file="service/statetap/adapters/store/local_shard_writer.py",
+        old="    return hasher.intdigest() == written.digest\n",
+        new="    return True\n",
+        catcher=tests(WRITER, "-k", "other_bytes"),
+        breaks="invariant 4: what is published under a name is what was written, or nothing",
+    ),
+    Mutant(
+        name="writer-index-checksum-off",
+        file="clients/python/statetap_client/sharding.py",
+        old="    return body + crc32c.crc32c(body).to_bytes(",
+        new="    return body + (crc32c.crc32c(body) ^ 1).to_bytes(",
+        catcher=tests("tests/unit/statetap_client/test_sharding.py"),
+        breaks="every Zarr library reads the store: the index carries its crc32c",
+    ),
+    Mutant(
+        name="writer-loses-the-last-page",
+        file="service/statetap/adapters/store/object_files.py",
+        old="        self._copy(buffer[to_boundary + direct :])\n",
+        new="",
+        catcher=tests(FILES),
+        breaks="a sample that ends within a page keeps its last rows",
+    ),
+    Mutant(
+        name="writer-does-not-bounce-other-phases",
+        file="service/statetap/adapters/store/object_files.py",
+        old="        if not direct or (address_of(buffer) + to_boundary) % self._alignment.memory:\n",
+        new="        if not direct:\n",
+        catcher=tests(FILES),
+        breaks="plain dumps, whose tensors begin anywhere, are written past the page cache too",
+    ),
+    Mutant(
+        name="writer-syncs-before-the-index",
+        file="service/statetap/adapters/store/object_files.py",
+        old="""        nbytes = self._written + self._filled
+        if self._filled:
+            self._bounce[self._filled : self._block] = 0
+            self._filled = self._block
+            self._flush()
+        os.ftruncate(self.descriptor, nbytes)
+        os.fsync(self.descriptor)
+""",
+        new="""        nbytes = self._written + self._filled
+        os.fsync(self.descriptor)
+        if self._filled:
+            self._bounce[self._filled : self._block] = 0
+            self._filled = self._block
+            self._flush()
+        os.ftruncate(self.descriptor, nbytes)
+""",
+        catcher=tests(FILES, "-k", "synced"),
+        breaks="an object that has its name survives a power cut whole",
+    ),
+    Mutant(
+        name="writer-forgets-private-memory",
+        file="service/statetap/adapters/store/direct_io.py",
+        old='            if permissions[3] == "s":\n',
+        new='            if permissions[3] == "s" or "rw-p" in permissions and "[heap]" not in line:\n',
+        catcher=tests("tests/unit/adapters/store/test_direct_io.py", "-k", "private and mapping"),
+        breaks="only pages that the kernel has elsewhere are dropped",
+    ),
+    Mutant(
+        name="writer-publishes-for-nobody",
+        file="service/statetap/adapters/store/local_shard_writer.py",
+        old="""                self._publish(written)
+            self._check()
+""",
+        new="""                self._publish(written)
+""",
+        catcher=tests(WRITER, "-k", "left_while_it_was_published"),
+        breaks="an uncommitted unit is always safe to do again: a cancelled attempt leaves nothing",
+    ),
+    Mutant(
+        name="reader-gives-the-neighbours-rows",
+        file="clients/python/statetap_client/shard_files.py",
+        old="            yield ByteRange(int(offsets[start]) + inside * self.row_bytes, nbytes,",
+        new="            yield ByteRange(int(offsets[start]), nbytes,",
+        catcher=tests(MEMORY, "-k", "any_rows"),
+        breaks="a sample's rows are its own, not those of whoever begins the chunk",
+    ),
+    Mutant(
+        name="reader-reads-gaps-into-samples",
+        file="clients/python/statetap_client/byte_ranges.py",
+        old="            views.append(_GAP[: wanted.offset - end])\n",
+        new="            pass\n",
+        catcher=tests(RANGES),
+        breaks="neighbours that are read in one call keep to their own bytes",
+    ),
+    Mutant(
+        name="reader-takes-any-digest",
+        file="clients/python/statetap_client/reader.py",
+        old="            if whole != self.recorded_digest(index):\n",
+        new="            if False:\n",
+        catcher=tests(MEMORY, "-k", "digests"),
+        breaks="digests on demand: bytes that are not those that were written are refused",
+    ),
+    Mutant(
+        name="reader-reuses-memory-under-a-worker",
+        file="clients/python/statetap_client/sample_memory.py",
+        old="        if in_dataloader_worker():\n            raise",
+        new="        if False:\n            raise",
+        catcher=tests(MEMORY, "-k", "refused_in_a_worker"),
+        breaks="a DataLoader's worker never overwrites a sample that is on its way",
+    ),
+)

@@ -1,0 +1,138 @@
+"""What is asked of the kernel, and what it must not be asked: to forget memory that is nowhere else."""
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from statetap.adapters.store import direct_io, write_ways
+from statetap.adapters.store.direct_io import Alignment, SharedMappings, allocate, direct_alignment
+from statetap.adapters.store.write_ways import WriteWays
+
+NBYTES = 4 << 20
+
+
+def resident_bytes(address: int) -> int:
+    """Of the mapping that begins there."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if line.startswith(f"{address:x}-"):
+            return next(int(fact.split()[1]) << 10 for fact in lines if fact.startswith("Rss:"))
+    raise AssertionError(f"nothing is mapped at {address:x}")
+
+
+def shared_file(path: Path) -> mmap.mmap:
+    path.write_bytes(os.urandom(NBYTES))
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), NBYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+
+
+def test_pages_of_a_shared_mapping_are_dropped_and_come_back(tmp_path) -> None:
+    mapped = shared_file(tmp_path / "dump")
+    view = np.frombuffer(mapped, np.uint8)
+    before = bytes(view)
+    assert resident_bytes(view.ctypes.data) == NBYTES
+    SharedMappings().drop([view[5000:-5000].data])
+    assert resident_bytes(view.ctypes.data) <= 4 * mmap.PAGESIZE
+    assert bytes(view) == before
+
+
+@pytest.mark.parametrize("private", ["heap", "mapping", "copy on write"])
+def test_private_memory_keeps_its_bytes(tmp_path, private) -> None:
+    if private == "heap":
+        data = np.ones(NBYTES, np.uint8)
+    elif private == "mapping":
+        data = np.frombuffer(mmap.mmap(-1, NBYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    else:
+        shared_file(tmp_path / "dump")
+        with (tmp_path / "dump").open("rb") as file:
+            data = np.frombuffer(mmap.mmap(file.fileno(), NBYTES, mmap.MAP_PRIVATE), np.uint8)
+    data[:] = 7
+    SharedMappings().drop([data.data])
+    assert (data == 7).all()
+
+
+def test_a_mapping_that_came_later_is_left_alone(tmp_path) -> None:
+    mappings = SharedMappings()
+    view = np.frombuffer(shared_file(tmp_path / "dump"), np.uint8)
+    view.max()
+    mappings.drop([view.data])
+    assert resident_bytes(view.ctypes.data) == NBYTES
+
+
+def test_memory_has_no_alignment_to_ask_for() -> None:
+    descriptor = os.memfd_create("memory")
+    assert direct_alignment(descriptor) in (None, Alignment(mmap.PAGESIZE, mmap.PAGESIZE))
+    os.close(descriptor)
+
+
+def test_what_is_allocated_is_there(tmp_path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        allocate(file.fileno(), NBYTES)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= NBYTES
+
+
+def test_allocation_tells_what_the_kernel_says(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with (tmp_path / "file").open("rb") as file, pytest.raises(OSError, match="Bad file descriptor") as caught:
+        allocate(file.fileno(), NBYTES)
+    assert caught.value.errno == errno.EBADF
+
+
+@pytest.mark.parametrize(
+    ("direct", "cached", "chosen"), [(1.0, 1.0, True), (1.2, 1.0, True), (2.0, 1.0, False), (0.5, 1.0, True)]
+)
+def test_the_faster_way_is_taken_and_measured_once(tmp_path, monkeypatch, direct, cached, chosen) -> None:
+    alignment = Alignment(512, 4096)
+    measured = []
+
+    def seconds(descriptor: int, data: mmap.mmap) -> float:
+        measured.append(fcntl_direct(descriptor))
+        return direct if measured[-1] else cached
+
+    monkeypatch.setattr(write_ways, "direct_alignment", lambda _: alignment)
+    monkeypatch.setattr(write_ways, "_seconds", seconds)
+    ways = WriteWays()
+    assert ways.of(tmp_path) == (alignment if chosen else None)
+    assert ways.of(tmp_path) == (alignment if chosen else None)
+    assert measured == [True, False] * (1 if chosen else 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_is_written_through_the_page_cache(tmp_path, monkeypatch) -> None:
+    def refuse(descriptor: int, data: mmap.mmap) -> float:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(write_ways, "direct_alignment", lambda _: Alignment(512, 4096))
+    monkeypatch.setattr(write_ways, "_seconds", refuse)
+    assert WriteWays().of(tmp_path) is None
+
+
+def test_a_full_disk_is_not_remembered_as_a_slow_one(tmp_path, monkeypatch) -> None:
+    def full(descriptor: int, data: mmap.mmap) -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(write_ways, "direct_alignment", lambda _: Alignment(512, 4096))
+    ways = WriteWays()
+    with monkeypatch.context() as patched:
+        patched.setattr(write_ways, "_seconds", full)
+        with pytest.raises(OSError, match="No space left"):
+            ways.of(tmp_path)
+    monkeypatch.setattr(write_ways, "_seconds", lambda *_: 1.0)
+    assert ways.of(tmp_path) == Alignment(512, 4096)
+
+
+def test_without_proc_nothing_is_dropped(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(direct_io, "_MAPS", tmp_path / "nothing")
+    view = np.frombuffer(shared_file(tmp_path / "dump"), np.uint8)
+    view.max()
+    SharedMappings().drop([view.data])
+    assert resident_bytes(view.ctypes.data) == NBYTES
+
+
+def fcntl_direct(descriptor: int) -> bool:
+    import fcntl
+
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
