@@ -48,4 +48,6 @@ def server_variables(version: str, cores: str) -> dict[str, str]:
         # Threads that wait for each other sleep: others need the cores.
         "OMP_WAIT_POLICY": "PASSIVE",
         "HF_HUB_OFFLINE": "1",
+        # SGLang takes NCCL for usable wherever its library loads: beside a torch that is made for CUDA it does, and finds no GPU.
+        "SGLANG_NCCL_SO_PATH": os.devnull,
     }
