@@ -4,6 +4,7 @@ Exit status 0: all were caught. 1: some survived, or could not be tried. 2: usag
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -27,14 +28,16 @@ class Outcome:
     output: str = ""
 
 
-def try_mutant(mutant: Mutant, copy: Path) -> Outcome:
+def try_mutant(mutant: Mutant, clean: Path, copy: Path) -> Outcome:
     began = time.monotonic()
     try:
-        copy_tree(copy)
+        shutil.copytree(clean, copy, symlinks=True)
         plant(mutant, copy)
         ran = run(mutant.catcher, copy)
     except Unusable as reason:
         return Outcome(str(reason), time.monotonic() - began)
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
     word = {0: "SURVIVED", CAUGHT: "caught"}.get(ran.returncode, f"its check did not run: exit status {ran.returncode}")
     return Outcome(word, time.monotonic() - began, ran.stdout)
 
@@ -55,7 +58,9 @@ def main() -> int:
         prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try; default: all")
-    names = parser.parse_args().names
+    parser.add_argument("--no-baseline", action="store_true", help="do not first see that every check passes without a bug")
+    asked = parser.parse_args()
+    names = asked.names
     known = {mutant.name: mutant for mutant in CATALOGUE}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -65,14 +70,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="statetap-mutants-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         clean = copy_tree(Path(folder) / "clean")
         require_imports_from(clean)
-        catchers = list(dict.fromkeys(mutant.catcher for mutant in chosen))
+        catchers = [] if asked.no_baseline else list(dict.fromkeys(mutant.catcher for mutant in chosen))
         failing = [output for output in pool.map(lambda catcher: baseline(catcher, clean), catchers) if output is not None]
         if failing:
             say(*failing, "the checks above fail without any planted bug: mend that first")
             return 1
         width = max(len(mutant.name) for mutant in chosen)
         lost = 0
-        outcomes = pool.map(lambda mutant: try_mutant(mutant, Path(folder) / mutant.name), chosen)
+        outcomes = pool.map(lambda mutant: try_mutant(mutant, clean, Path(folder) / mutant.name), chosen)
         for mutant, outcome in zip(chosen, outcomes, strict=True):
             caught = outcome.word == "caught"
             lost += not caught
