@@ -49,6 +49,7 @@ from statetap.runtime.run_ports import RunPorts
 from statetap.runtime.service import Service
 from statetap.runtime.views import RefusalKind, Refused
 from statetap.settings import Runtime, Settings
+from statetap.supervision import READY, STOPPING, Supervisor
 from statetap.telemetry import events, logs
 from statetap.telemetry.metrics import Metrics
 
@@ -252,6 +253,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
     log = structlog.get_logger()
     runner = ApiRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS)
     stopping = _stop_on_signals()
+    supervisor = Supervisor()
+    watching = asyncio.create_task(supervisor.watch(), name="watchdog")
     try:
         make_private(settings.data_dir / LEDGER_FILE)
         await wired.ledger.open()
@@ -262,11 +265,15 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
         host, port = runner.addresses[0][:2]
         log.info(events.SERVICE_STARTED, version=__version__, host=host, port=port, data_dir=str(settings.data_dir))
         announce(f"http://{host}:{port}")
+        supervisor.tell(READY)
         reason = await stopping
+        supervisor.tell(STOPPING)
         log.info(events.SERVICE_STOPPING, reason=reason, drain_seconds=settings.runtime.drain_seconds)
     finally:
-        await runner.cleanup()
+        # Who looks at it while it drains is answered; whoever wants to change something is told to come again.
         await wired.service.stop(settings.runtime.drain_seconds)
+        await runner.cleanup()
+        watching.cancel()
         await wired.datasets.close()
         wired.writer.close()
         wired.inspector.close()

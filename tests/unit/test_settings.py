@@ -288,5 +288,6 @@ def test_the_systemd_unit_runs_serve_with_room_to_drain():
     unit = (DEPLOY / "systemd/statetap.service").read_text(encoding="utf-8")
     values = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
     assert values["ExecStart"].endswith("/statetap serve --config /etc/statetap/statetap.toml")
+    assert values["Type"] == "notify"
     assert values["KillSignal"] == "SIGTERM"
     assert float(values["TimeoutStopSec"]) > load_settings(DEPLOY / "statetap.toml").runtime.drain_seconds

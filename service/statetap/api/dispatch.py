@@ -11,11 +11,13 @@ from multidict import MultiMapping
 from structlog.typing import FilteringBoundLogger
 
 from statetap.api.bodies import JSON
-from statetap.api.gate import CallerRefused
+from statetap.api.gate import CallerRefused, Scope
 from statetap.api.problems import NO_HEADERS, RequestRefused, problem, problem_of, problem_response
 from statetap.api.routing import Call, Q, Reply, Route
 from statetap.api.services import Services
 from statetap.telemetry import events
+
+RETRY_AFTER_SECONDS = "5"
 
 
 def endpoint(route: Route[Any, Any], services: Services) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -29,6 +31,8 @@ def endpoint(route: Route[Any, Any], services: Services) -> Callable[[web.Reques
                 events.API_CALLER_REFUSED, method=request.method, path=route.path, status=refusal.status, reason=refusal.detail
             )
             raise
+        if route.scope is Scope.ADMIN and not (readiness := services.readiness())[0]:
+            raise RequestRefused(503, f"{readiness[1]}; send it again in a moment", headers={"Retry-After": RETRY_AFTER_SECONDS})
         query = parse_query(route.query, request.query)
         body = await route.body.read(request, services.limits)
         reply = await route.handler(Call(services, request, request.match_info, query, body))

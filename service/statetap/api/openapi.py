@@ -16,12 +16,14 @@ from statetap_client.schemas import Problem
 
 from statetap.api.bodies import JSON, NDJSON
 from statetap.api.event_stream import EVENT_STREAM
+from statetap.api.gate import Scope
 from statetap.api.problems import PROBLEM_JSON
 from statetap.api.routing import Route
 
 API_VERSION = "1"
 EVERY_ROUTE = (400, 500)
 BEHIND_THE_GATE = (401, 403, 421)
+WHILE_STOPPING = (503,)
 KEY_SCHEME = "key"
 KEY_DESCRIPTION = (
     "A key whose hash is configured. A read-only key is enough where an operation names `read-only`; one of scope `admin` may "
@@ -123,7 +125,12 @@ def _responses(route: Route[Any, Any], models: Models) -> dict[str, Any]:
         content = {JSON: {"schema": models[model, "serialization"]}}
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     problem = {PROBLEM_JSON: {"schema": models[Problem, "serialization"]}}
-    for status in sorted({*route.problems, *EVERY_ROUTE, *(() if route.scope is None else BEHIND_THE_GATE)}):
+    statuses = {*route.problems, *EVERY_ROUTE}
+    if route.scope is not None:
+        statuses.update(BEHIND_THE_GATE)
+    if route.scope is Scope.ADMIN:
+        statuses.update(WHILE_STOPPING)
+    for status in sorted(statuses):
         responses[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
     return responses
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from statetap.api.app import ROUTES
-from statetap.api.gate import Gate
+from statetap.api.gate import Gate, Scope
 from statetap.commands.key import new_key
 from statetap.settings import KEY_PATTERN, ApiKey
 
@@ -209,3 +209,13 @@ async def test_a_proxys_name_may_be_trusted(tmp_path: Path) -> None:
         assert (await http.post("/v1/jobs/absent/cancel", headers={"Origin": told["Origin"]})).status == 404
         assert (await http.post("/v1/jobs/absent/cancel", headers=told | {"Origin": "https://evil.example"})).status == 403
         assert (await http.get("/v1/jobs", headers={"Host": "other.example.org"})).status == 421
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+async def test_a_service_that_stops_answers_who_looks_and_sends_who_changes_something_away(
+    keyed: aiohttp.ClientSession, guarded: FakeService, route
+) -> None:
+    guarded.readiness = (False, "the service is starting or stopping")
+    async with keyed.request(route.method, path_of(route.path), headers=bearer(ADMIN)) as answer:
+        sent_away = answer.status == 503 and "Retry-After" in answer.headers
+        assert sent_away == (route.scope is Scope.ADMIN)
