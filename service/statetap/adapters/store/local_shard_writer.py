@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -46,10 +47,22 @@ class LocalShardWriter:
         self._shards = ThreadPoolExecutor(parallel, thread_name_prefix="shard-writer")
 
     async def write(self, unit: UnitWrite) -> tuple[ShardObject, ...]:
-        """Shards without any segment get no object. If the caller is cancelled, the attempt is undone before this returns."""
+        """Shards without any segment get no object. If the caller is cancelled, the attempt is undone before this returns.
+
+        Raises:
+            StoreFull: no space left.
+            StoreError: an object with other bytes is there, or the file system failed.
+        """
         root = local_path(unit.location)
         attempt = _Attempt(root, unit.fence, plan_shards(unit), self._way)
-        return await self._run(lambda: attempt.run(self._shards), attempt.abandoned)
+        outcome = await self._run(partial(attempt.run, self._shards), attempt.abandoned)
+        try:
+            if isinstance(outcome, StoreError):
+                raise outcome
+            return outcome
+        finally:
+            # The error's traceback leads here, and from here nothing may lead to the dumps: see `_Attempt.run`.
+            del outcome, attempt, unit
 
     async def discard(self, location: str, arrays: Sequence[HiddenArray], geometry: Geometry, row_start: int, rows: int) -> None:
         root = local_path(location)
@@ -93,30 +106,39 @@ class _Attempt:
         self._way = way
         self._published: list[Path] = []
 
-    def run(self, shards: Executor) -> tuple[ShardObject, ...]:
-        """Write, each object in a thread of `shards`, then publish.
+    def run(self, shards: Executor) -> tuple[ShardObject, ...] | StoreError:
+        """Write, each object in a thread of `shards`, then publish. Why not, if it failed.
 
-        Raises:
-            StoreFull: no space left.
-            StoreError: an object with other bytes is there, or the file system failed.
+        Such an error comes without a traceback, which would lead to this attempt: in a circle with whoever holds the error, that
+        keeps the dumps mapped until garbage is collected.
         """
         try:
-            mappings = SharedMappings()
-            futures = [shards.submit(self._write, plan, mappings) for plan in self._plans]
+            objects = self._write_all(shards)
+            for written in objects:
+                self._check()
+                self._publish(written)
+            self._check()
+        except StoreError as error:
+            self._undo()
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        except BaseException:
+            self._undo()
+            raise
+        return objects
+
+    def _write_all(self, shards: Executor) -> tuple[ShardObject, ...]:
+        mappings = SharedMappings()
+        futures = [shards.submit(self._write, plan, mappings) for plan in self._plans]
+        try:
             wait(futures)
             failures = [error for future in futures if (error := future.exception()) is not None]
             if failures:
                 # The first that was not told to stop by another.
                 raise min(failures, key=lambda error: isinstance(error, _AbandonedError))
-            objects = tuple(future.result() for future in futures)
-            for written in objects:
-                self._check()
-                self._publish(written)
-            self._check()
-        except BaseException:
-            self._undo()
-            raise
-        return objects
+            return tuple(future.result() for future in futures)
+        finally:
+            futures, failures = [], []  # which hold the error
 
     def _write(self, plan: ShardPlan, mappings: SharedMappings) -> ShardObject:
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from statetap.adapters.store.direct_io import Alignment, allocate, direct_alignment
-from statetap.adapters.store.durable_files import write_all_at
+from statetap.adapters.store.durable_files import NO_SPACE, write_all_at
 
 _TRIAL_BYTES = 32 << 20
 # So often the page cache must win, without a break.
@@ -31,13 +31,21 @@ class WriteWays:
     def of(self, directory: Path) -> Alignment | None:
         """How to write below `directory`: O_DIRECT with that alignment, or None: through the page cache.
 
+        A disk without room for the trial is measured another time.
+
         Raises:
             OSError: nothing can be written there.
         """
         device = directory.stat().st_dev
         with self._lock:
             if device not in self._measured:
-                self._measured[device] = _measure(directory)
+                try:
+                    self._measured[device] = _measure(directory)
+                except OSError as error:
+                    if error.errno not in NO_SPACE:
+                        raise
+                    # What is to be written may be smaller than the trial, and fit.
+                    return None
             return self._measured[device]
 
 

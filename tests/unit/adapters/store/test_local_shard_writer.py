@@ -2,9 +2,12 @@
 
 import asyncio
 import errno
+import gc
 import os
 import tempfile
 import threading
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +154,32 @@ async def test_a_full_disk_leaves_nothing(location, writer, monkeypatch, code, c
     assert files_of(location) == {}
     monkeypatch.undo()
     assert len(await writer.write(make_unit(location, rows=16, filled=11))) == 4
+
+
+async def test_what_could_not_be_written_is_let_go_of_at_once(location, writer, monkeypatch, tmp_path) -> None:
+    """Dumps are unmapped once nothing refers to them: an error must not, in a circle that only a garbage collection breaks."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable_files.os, "pwritev", full)
+    rows = np.ones(8 * ARRAYS[0].row_bytes, np.uint8)
+    gone = weakref.ref(rows)
+    gc.disable()
+    try:
+        unit = replace(make_unit(location), segments=[Segment(AUX, 0, rows.data)])
+        del rows
+        refused = False
+        try:
+            await writer.write(unit)
+        except StoreFull:
+            refused = True
+        assert refused
+        del unit
+        await asyncio.sleep(0)
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 async def test_no_room_for_an_object_is_told_before_its_first_byte(location, writer, monkeypatch) -> None:
