@@ -124,7 +124,7 @@ def test_an_over_long_sample_is_named_when_the_job_is_submitted(http: httpx.Clie
         ({"placement": {"rows_per_shard": 0}}, 400, "placement.rows_per_shard"),
         ({"placment": {}}, 400, "placment"),
         ({"on_over_long": "cut"}, 400, "on_over_long"),
-        ({"placement": {"rows_per_shard": 1 << 30}}, 507, "store"),
+        ({"placement": {"rows_per_shard": 1 << 30, "rows_per_chunk": 1 << 30}}, 507, "store"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused(http: httpx.Client, dataset: str, job: dict[str, Any], status: int, field: str) -> None:
