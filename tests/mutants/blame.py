@@ -34,7 +34,7 @@ MUTANTS = (
         file=f"{RUNTIME}/blaming.py",
         old="            self._forgive(blamed)\n",
         new="",
-        catcher=tests("tests/unit/runtime/test_blaming.py", "tests/unit/core/test_blame.py"),
+        catcher=tests("tests/unit/runtime/test_blaming.py"),
         breaks="attempts that failed by a worker's fault do not use up their samples' budgets",
     ),
     Mutant(

@@ -100,6 +100,18 @@ async def test_a_single_worker_that_is_bad_for_a_while_is_quarantined_probed_and
         assert world.metric("worker_up", worker="a") == 1
 
 
+async def test_what_was_a_workers_fault_leaves_the_samples_their_whole_budget():
+    worker = BadWorker("a")
+    async with running(worker, attempts_per_sample=2, **SETTINGS) as world:
+        job = await world.submit(4, 4, 4, 4)
+        assert times(world, events.WORKER_QUARANTINED) == 1
+        worker.is_bad = False
+        worker.client.script.extend([Answer(), *[Refuse(500)] * 3])  # the probe, then one further failure of each of the three
+        await world.passes(60)
+        assert [sample.attempts for sample in world.ledger.jobs_by_id[job].samples.values()] == [3, 3, 3, 1]
+        assert world.statuses(job) == [STORED] * 4
+
+
 async def test_a_worker_that_stays_bad_is_dead_and_a_second_one_goes_on():
     worker = BadWorker("a")
     async with running(worker, attempts_per_sample=2, quarantines_until_dead=3, **SETTINGS) as world:
