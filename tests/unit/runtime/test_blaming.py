@@ -4,55 +4,15 @@ from dataclasses import replace
 
 from statetap.core.records import JobState, SampleStatus
 from statetap.core.spec import Identity
-from statetap.core.strict import SHORTEST_FENCE
 from statetap.core.worker import WorkerState
 from statetap.telemetry import events
 
+from tests.fakes.bad_worker import SETTINGS, BadWorker, reason, state, times
 from tests.fakes.clock import settle
 from tests.fakes.harness import TAP, FakeWorker, World, running
 from tests.fakes.inference import Answer, Hang, Refuse, Unreachable
 
 STORED, FAILED, PENDING = SampleStatus.STORED, SampleStatus.FAILED, SampleStatus.PENDING
-# Failing workers fail at once here: with a back-off as it is by default, a test would wait for it only.
-SETTINGS = {"quarantine_seconds": 30.0, "retry_backoff_seconds": 1.0}
-TORN = "wrong_checksum: "
-
-
-class BadWorker(FakeWorker):
-    """A worker whose every dump is torn, while it `is_bad`; also those of `bad_lengths`."""
-
-    def __init__(self, name, *, is_bad=True, bad_lengths=(), tap=TAP):
-        super().__init__(name, tap)
-        self.is_bad = is_bad
-        self.bad_lengths = bad_lengths
-        self.publish = self.publish_as_it_is
-
-    def publish_as_it_is(self, sample):
-        if self.is_bad or len(sample.token_ids) in self.bad_lengths:
-            self.put(sample, token_ids=b"\0" * 4 * len(sample.token_ids))
-        else:
-            self.put(sample)
-
-    def put(self, sample, *args, token_ids=None, **kwargs):
-        dump = super().put(sample, *args, noticed=token_ids is None, **kwargs)
-        if token_ids is not None:
-            dump.facts = replace(dump.facts, token_ids=token_ids)
-            self.source._post_dumps([dump])
-        return dump
-
-
-def state(world, name):
-    (view,) = [view for view in world.pool.list() if view.record.name == name]
-    return view.state
-
-
-def reason(world, name):
-    (view,) = [view for view in world.pool.list() if view.record.name == name]
-    return view.reason
-
-
-def times(world, event):
-    return len(world.logged(event))
 
 
 async def test_a_bad_worker_is_quarantined_and_the_other_one_stores_everything():
@@ -222,66 +182,6 @@ async def test_refusals_for_what_a_sample_is_are_not_blamed_on_its_worker():
         assert times(world, events.WORKER_QUARANTINED) == 0
 
 
-async def test_a_probe_that_is_refused_for_what_the_sample_is_is_followed_by_another():
-    worker = BadWorker("a")
-    async with running(worker, **SETTINGS) as world:
-        job = await world.submit(*[4] * 6)
-        worker.client.script.extend([Refuse(400), Refuse(413), Answer()])
-        worker.is_bad = False
-        await world.passes(31)
-        assert times(world, events.WORKER_PROBED) == 3
-        assert times(world, events.WORKER_QUARANTINED) == 1
-        await world.passes(10)
-        assert sorted(world.statuses(job)) == [STORED] * 4 + [FAILED] * 2
-
-
-async def test_a_probe_that_is_lost_for_want_of_room_is_followed_by_another():
-    worker = BadWorker("a")
-    async with running(worker, **SETTINGS) as world:
-        job = await world.submit(*[4] * 4)
-        lossy = [True]
-
-        def lose_once(sample):
-            if lossy:
-                lossy.pop()
-                worker.source.lose(sample.rid, "No space left on device", for_want_of_room=True)
-            else:
-                worker.put(sample)
-
-        worker.publish = lose_once
-        await world.passes(40)
-        assert times(world, events.WORKER_QUARANTINED) == 1
-        assert world.statuses(job) == [STORED] * 4
-
-
-async def test_a_worker_that_is_taken_away_in_mid_probe_leaves_the_sample_its_budget():
-    worker = BadWorker("a")
-    async with running(worker, attempts_per_sample=1, quarantine_failures=2, **SETTINGS) as world:
-        job = await world.submit(*[4] * 4)
-        worker.is_bad = False
-        worker.client.script.append(Hang())
-        await world.passes(31)
-        assert worker.client.hanging.is_set()
-        await world.pool.remove("a")
-        await world.pool.add(worker.record)
-        await world.passes(10)
-        assert sorted(world.statuses(job)) == [STORED] * 2 + [FAILED] * 2, "only what failed before the quarantine"
-
-
-async def test_a_probe_whose_job_is_cancelled_is_followed_by_another():
-    worker = BadWorker("a")
-    async with running(worker, **SETTINGS) as world:
-        job = await world.submit(*[4] * 4)
-        worker.publish = worker.publish_nothing
-        await world.passes(31)
-        assert times(world, events.WORKER_PROBED) == 1
-        await world.desk.cancel(job)
-        worker.publish = worker.publish_whole
-        other = await world.submit(*[4] * 4, store="other")
-        await world.passes(10)
-        assert world.statuses(other) == [STORED] * 4
-
-
 async def test_a_worker_whose_requests_break_is_quarantined_in_whatever_state_that_leaves_it():
     worker = FakeWorker("a")
     worker.client.script.extend([Unreachable("reset"), Hang(), Refuse(500)])
@@ -293,52 +193,6 @@ async def test_a_worker_whose_requests_break_is_quarantined_in_whatever_state_th
         assert len(worker.asked) == 3
         assert state(world, "a") is WorkerState.QUARANTINED
         await world.passes(60)
-        assert world.statuses(job) == [STORED] * 4
-
-
-async def test_a_hanging_probe_is_a_failed_one():
-    worker = BadWorker("a")
-    async with running(worker, **SETTINGS) as world:
-        job = await world.submit(*[4] * 4)
-        worker.is_bad = False
-        worker.client.script.append(Hang())
-        await world.passes(31)
-        assert state(world, "a") is WorkerState.QUARANTINED, "while it is in flight"
-        worker.client.expire()
-        await world.passes(5)
-        assert reason(world, "a").startswith("its attempt on probation failed: request_failed: worker a: no answer within")
-        await world.passes(100)
-        assert world.statuses(job) == [STORED] * 4
-
-
-async def test_in_strict_mode_a_probation_begins_with_its_fence():
-    tap = replace(TAP, tap="plain", identity=Identity.COUNT, chunked_prefill_size=None, boot="plain")
-    worker = FakeWorker("a", tap)
-    broken = [True]
-    worker.publish = lambda sample: None if broken and len(sample.token_ids) < SHORTEST_FENCE else worker.put(sample)
-    async with running(worker, capture_timeout_seconds=5.0, **SETTINGS) as world:
-        job = await world.submit(3, 4, 5, 6)
-        await world.passes(40)
-        assert state(world, "a") is WorkerState.QUARANTINED
-        broken.clear()
-        await world.passes(60)
-        assert world.statuses(job) == [STORED] * 4
-        assert times(world, events.WORKER_PROBED) == 1
-
-
-async def test_in_strict_mode_a_fence_that_fails_on_probation_is_a_failed_probe():
-    tap = replace(TAP, tap="plain", identity=Identity.COUNT, chunked_prefill_size=None, boot="plain")
-    worker = FakeWorker("a", tap)
-    broken = [True]
-    worker.publish = lambda sample: None if broken and len(sample.token_ids) < SHORTEST_FENCE else worker.put(sample)
-    async with running(worker, capture_timeout_seconds=5.0, **SETTINGS) as world:
-        job = await world.submit(3, 4, 5, 6)
-        await world.passes(40)
-        worker.publish = worker.publish_nothing
-        await world.passes(30)
-        assert reason(world, "a").startswith("its fence on probation failed: no dump of ")
-        worker.publish = worker.publish_whole
-        await world.passes(120)
         assert world.statuses(job) == [STORED] * 4
 
 

@@ -233,14 +233,6 @@ def test_the_budget_is_of_what_still_exists(root: Path) -> None:
     again.close()
 
 
-def test_a_dump_that_can_never_fit_is_told_from_one_that_has_no_room_now(root: Path) -> None:
-    publisher = DumpPublisher(root, "worker", make_beacon(budget_bytes=100))
-    with pytest.raises(PublishError, match="does not fit a budget of 100; raise the budget") as refused:
-        publish(publisher)
-    assert not ErrorRecord("rid", refused.value.reason).is_for_want_of_room
-    publisher.close()
-
-
 def test_publishing_from_many_threads(publisher: DumpPublisher) -> None:
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda i: publish(publisher, f"rid-{i}"), range(64)))
