@@ -34,7 +34,7 @@ from statetap.api.app import build_app
 from statetap.api.gate import Gate
 from statetap.api.server import ApiRunner
 from statetap.api.services import Limits, Services
-from statetap.api.translate import worker_record
+from statetap.api.translate import worker, worker_record
 from statetap.core.records import WorkerRecord
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
 from statetap.ports import Clock, DumpSource, TapSeen
@@ -146,7 +146,7 @@ def wire(settings: Settings) -> Wired:
             datasets=datasets,
             ledger=ledger,
             readiness=lambda: (service.ready, "" if service.ready else "the service is starting or stopping"),
-            render_metrics=lambda: _render(metrics, states),
+            render_metrics=lambda: _render(metrics, states, pool),
             log=log,
             limits=Limits(dataset_bytes=settings.limits.dataset_body_bytes),
             gate=Gate(settings.keys, settings.server.trusted_hosts),
@@ -233,10 +233,13 @@ def _tokenizers(settings: Settings, pool: WorkerPool) -> Mapping[str, TokenizerS
     return {model: TokenizerSource(model, model, trust_remote_code=model in settings.trust_remote_code) for model in models}
 
 
-def _render(metrics: Metrics, states: JobStates) -> bytes:
+def _render(metrics: Metrics, states: JobStates, pool: WorkerPool) -> bytes:
     metrics.jobs.clear()
     for job in states.active.values():
         metrics.jobs.labels(state=job.state).inc()
+    metrics.workers.clear()
+    for view in pool.list():
+        metrics.workers.labels(state=worker(view).state).inc()
     return metrics.render()
 
 

@@ -85,6 +85,8 @@ class Limits(Section):
 class Runtime(Section):
     """How the runtime paces itself. A request may take the base plus so much for each 1,000 tokens of its samples.
 
+    After `quarantine_failures` failed attempts in a row a worker is quarantined, for `quarantine_seconds` at first; after
+    `quarantines_until_dead` of them in a row it is not used any more.
     While a store's file system has less than `disk_reserve_bytes` free, its jobs are paused.
     """
 
@@ -94,6 +96,9 @@ class Runtime(Section):
     capture_timeout_seconds: Seconds = 30.0
     attempts_per_sample: Count = 4
     retry_backoff_seconds: float = Field(default=0.5, ge=0)
+    quarantine_failures: int = Field(default=3, ge=2)
+    quarantine_seconds: Seconds = 30.0
+    quarantines_until_dead: Count = 6
     probe_seconds: Seconds = 2.0
     progress_seconds: Seconds = 10.0
     projection_seconds: Seconds = 5.0

@@ -89,8 +89,8 @@ class FakeDumpSource:
             self._post_dumps([dump])
         return dump
 
-    def lose(self, rid: str, reason: str) -> None:
-        self._post_or_keep(CaptureLost(rid, reason))
+    def lose(self, rid: str, reason: str, *, for_want_of_room: bool = False) -> None:
+        self._post_or_keep(CaptureLost(rid, reason, for_want_of_room))
 
     def reject(self, name: str, reason: str) -> None:
         self._post_or_keep(DumpRejected(name, reason))

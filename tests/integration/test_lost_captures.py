@@ -16,7 +16,7 @@ LEFT = 64 << 10
 def test_a_full_dump_directory_costs_attempts_and_no_sample(tmp_path: Path, model: Path, calm: Cluster) -> None:
     with calm.client() as client:
         undisturbed = calm.run_job(client, SAMPLES, "lost-captures.zarr").store
-    with cluster(tmp_path, model, attempts_per_sample=20) as made, small_tmpfs(made.dumps / "w", ROOM) as directory:
+    with cluster(tmp_path, model, attempts_per_sample=1) as made, small_tmpfs(made.dumps / "w", ROOM) as directory:
         made.start_worker("w", "--layers", "0,1")
         with made.start_service() as client:
             made.wait_for_workers(client, "w")

@@ -1,8 +1,9 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
+from tests.mutants import blame, chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
 
 CATALOGUE = (
+    *blame.MUTANTS,
     *chaos.MUTANTS,
     *core_evidence.MUTANTS,
     *core_machines.MUTANTS,

@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         name="worker-drained-is-used",
         file="service/statetap/core/worker.py",
-        old="self.in_flight = None\n                self._go(event, _S.DRAINING if self.draining else _S.READY, None)",
-        new="self.in_flight = None\n                self._go(event, _S.READY, None)",
+        old="        if self.draining:\n            return _S.DRAINING\n",
+        new="",
         catcher=tests("tests/unit/core/test_worker.py"),
         breaks="a draining worker gets no further request",
     ),

@@ -249,8 +249,8 @@ MUTANTS = (
     ),
     Mutant(
         name="runtime-forgets-why-attempts-were-lost",
-        file=f"{RUNTIME}/unit_run.py",
-        old="        self._lost.append(LostAttempt(event.rid, event.worker, event.reason))\n",
+        file=f"{RUNTIME}/tally.py",
+        old="        self._lost.append(attempt)\n",
         new="",
         catcher=tests(f"{TESTS}/test_lost_captures.py"),
         breaks="there is a reason for each lost capture",

@@ -258,8 +258,8 @@ class Worker(Answer):
     dumps: Dumps
     requests_per_second: float | None = None
     has_api_key: bool = Field(default=False, description="Whether the service brings a key when it calls the worker.")
-    state: Literal["starting", "ready", "suspect", "draining", "refused", "unreachable"]
-    reason: str | None
+    state: Literal["starting", "ready", "suspect", "draining", "refused", "unreachable", "quarantined", "dead"]
+    reason: str | None = Field(description="Why it is not ready; of a ready one, that it is on probation, and why.")
     in_flight: int = Field(description="0 or 1: exactly one request is in flight per worker.")
     requests: int
     failures: int

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from statetap_sglang.strict_json import load_object
 MAX_RECORD_BYTES = 1 << 16
 # JSON escapes take up to 12 bytes a character, so a record of two such texts always fits.
 MAX_TEXT = 2000
+OVER_BUDGET = "bytes are over the tap's budget"
+"""What a reason says where the tap's budget left no room."""
+_WANT_OF_ROOM = (OVER_BUDGET, os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,11 @@ class ErrorRecord:
     rid: str
     reason: str
     lost: int = 1
+
+    @property
+    def is_for_want_of_room(self) -> bool:
+        """Whether the budget or the file system left no room: by the reason, for a record has no other field that tells."""
+        return any(text in self.reason for text in _WANT_OF_ROOM)
 
     def encode(self) -> bytes:
         """As JSON, with over-long texts cut: a record must always be writable."""

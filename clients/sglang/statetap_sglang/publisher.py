@@ -16,7 +16,7 @@ from pathlib import Path
 
 from statetap_sglang import header
 from statetap_sglang.beacon import Beacon
-from statetap_sglang.error_record import ErrorRecord
+from statetap_sglang.error_record import OVER_BUDGET, ErrorRecord
 from statetap_sglang.filesystem import read_small, rename_noreplace, round_to_pages, write_all
 from statetap_sglang.format import (
     AUX_HIDDEN_STATES,
@@ -205,11 +205,13 @@ class DumpPublisher:
     def _take_budget(self, nbytes: int) -> None:
         """Reserve `nbytes` of the budget; releases are noticed when the running total would exceed it."""
         budget = self._beacon.budget_bytes
+        if nbytes > budget:
+            raise OSError(f"a dump of {nbytes} bytes does not fit a budget of {budget}; raise the budget")
         if self._published + self._in_flight + nbytes > budget:
             self._published, self._error_records, _ = self._scan()
         if self._published + self._in_flight + nbytes > budget:
             raise OSError(
-                f"{nbytes} bytes are over the tap's budget: {self._published + self._in_flight} of {budget} are held; "
+                f"{nbytes} {OVER_BUDGET}: {self._published + self._in_flight} of {budget} are held; "
                 "let the service release dumps, or raise the budget"
             )
         self._in_flight += nbytes

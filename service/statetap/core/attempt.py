@@ -23,7 +23,7 @@ class AttemptState(StrEnum):
 class Attempt:
     """`chunk` is the declared chunk size of a worker that is matched by count, in tokens; by tokens nothing needs declaring.
 
-    `named` are the dumps that the answer names, None if it names none.
+    `named` are the dumps that the answer names, None if it names none. `probation`: its worker has to show by it that it is well.
     """
 
     rid: str
@@ -42,6 +42,7 @@ class Attempt:
     named: frozenset[str] | None = None
     digest: int = 0
     recalled: bool = False
+    probation: bool = False
     asked_digests: bool = False
     asked_to_close: bool = False
     lifecycle_closed: bool = False

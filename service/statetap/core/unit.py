@@ -24,7 +24,8 @@ from statetap.core.attempt import Attempt, AttemptState
 from statetap.core.capture import Complete, Expected, Incomplete, NeedDigests, Refusal, RefusalReason
 from statetap.core.dumps import DumpFacts
 from statetap.core.machine import Machine
-from statetap.core.records import SampleStatus, SampleVerdict
+from statetap.core.progress import Progress
+from statetap.core.records import SampleVerdict
 from statetap.core.requests import RequestName
 from statetap.core.spec import Identity
 
@@ -54,28 +55,6 @@ class UnitSample:
     expected: Expected
 
 
-@dataclass(slots=True)
-class _Progress:
-    """Where one sample stands. `attempts` counts requests, `failures` those that brought no capture."""
-
-    wanted: UnitSample
-    attempts: int = 0
-    failures: int = 0
-    live: Attempt | None = None
-    captured: Attempt | None = None
-    reason: str | None = None
-    worker: str | None = None
-    failed_on: tuple[str, ...] = ()
-
-    @property
-    def settled(self) -> bool:
-        return self.captured is not None or self.failed
-
-    @property
-    def failed(self) -> bool:
-        return self.captured is None and self.live is None and self.reason is not None
-
-
 _P = UnitPhase
 _COLLECT = (
     msg.Assigned,
@@ -89,6 +68,7 @@ _COLLECT = (
     msg.CaptureOverdue,
     msg.DumpsDigested,
     msg.CaptureInspected,
+    msg.FailuresForgiven,
 )
 # What may still come of attempts that were given up: a publisher's loss settles an attempt before its answer is there.
 _LATE = tuple(kind for kind in _COLLECT if kind not in (msg.Assigned, msg.Recalled))
@@ -123,7 +103,7 @@ class UnitMachine(Machine[UnitPhase]):
         super().__init__(f"unit {key.unit} of job {key.job} (fence {key.fence})", UnitPhase.COLLECTING)
         self.key = key
         self.attempts_per_sample = attempts_per_sample
-        self._samples = {s.sample: _Progress(s) for s in samples}
+        self._samples = {s.sample: Progress(s.sample, s.expected) for s in samples}
         self._attempts: dict[str, Attempt] = {}
         self._held: set[str] = set()
         self._keeps_dumps = False
@@ -131,10 +111,14 @@ class UnitMachine(Machine[UnitPhase]):
     # --- what the shell may ask ---------------------------------------------------------------------------------------
 
     def waiting(self) -> list[int]:
-        """Samples that a worker may be asked for now, in placement order."""
+        """Samples that a worker may be asked for now: those that were lost less often first, else in placement order."""
         if self.state is not _P.COLLECTING:
             return []
-        return [sample for sample, at in self._samples.items() if at.live is None and not at.settled]
+        return sorted((sample for sample, at in self._samples.items() if at.waits), key=self.losses)
+
+    def losses(self, sample: int) -> int:
+        """How many attempts at this sample brought no capture, whosever fault that was."""
+        return self._samples[sample].losses
 
     def failed_on(self, sample: int) -> tuple[str, ...]:
         """The workers on which attempts at this sample failed: another one is to be preferred."""
@@ -146,7 +130,7 @@ class UnitMachine(Machine[UnitPhase]):
         return self.state is _P.COLLECTING and attempt is not None and attempt.state is AttemptState.ASKED
 
     def expected(self, sample: int) -> Expected:
-        return self._samples[sample].wanted.expected
+        return self._samples[sample].expected
 
     def held_dumps(self) -> set[str]:
         """Ids of the dumps that the unit still needs."""
@@ -154,18 +138,7 @@ class UnitMachine(Machine[UnitPhase]):
 
     def verdicts(self) -> list[SampleVerdict]:
         """How each sample ended, in placement order; meaningful once the unit has left `collecting`."""
-        return [
-            SampleVerdict(
-                sample=sample,
-                status=SampleStatus.STORED if at.captured else SampleStatus.FAILED,
-                reason=None if at.captured else at.reason,
-                attempts=at.attempts,
-                worker=at.worker,
-                next_token=at.captured.next_token if at.captured else -1,
-                digest=at.captured.digest if at.captured else 0,
-            )
-            for sample, at in self._samples.items()
-        ]
+        return [at.verdict() for at in self._samples.values()]
 
     # --- events ---------------------------------------------------------------------------------------------------------
 
@@ -207,12 +180,14 @@ class UnitMachine(Machine[UnitPhase]):
 
     def _collect(self, event: msg.UnitEvent) -> list[msg.UnitCommand]:
         match event:
-            case msg.Assigned(sample=sample, worker=worker, identity=identity, chunk=chunk):
-                return [self._assign(sample, worker, identity, chunk)]
+            case msg.Assigned():
+                return [self._assign(event)]
             case msg.Recalled():
                 self._recall(event)
             case msg.RecallEnded():
                 return self._end_recall()
+            case msg.FailuresForgiven(sample=sample, failures=failures):
+                self._samples[sample].failures -= failures
             case (
                 msg.RequestAnswered()
                 | msg.RequestFailed()
@@ -231,8 +206,8 @@ class UnitMachine(Machine[UnitPhase]):
                 attempt.answered(event)
             case msg.RequestFailed(reason=reason, fault=fault):
                 return self._fail(attempt, reason, fault)
-            case msg.CaptureLost(reason=reason):
-                return self._refuse(attempt, Refusal(RefusalReason.LOST_BY_PUBLISHER, reason))
+            case msg.CaptureLost(reason=reason, fault=fault):
+                return self._fail(attempt, str(Refusal(RefusalReason.LOST_BY_PUBLISHER, reason)), fault)
             case msg.LifecycleClosed():
                 attempt.lifecycle_closed = True
             case msg.CaptureOverdue():
@@ -246,21 +221,24 @@ class UnitMachine(Machine[UnitPhase]):
 
     # --- attempts -------------------------------------------------------------------------------------------------------
 
-    def _assign(self, sample: int, worker: str, identity: Identity, chunk: int | None) -> msg.SendRequest:
-        at = self._samples[sample]
-        if at.live is not None or at.settled:
-            raise ValueError(f"{self.name}: sample {sample} is not waiting for a worker")
+    def _assign(self, event: msg.Assigned) -> msg.SendRequest:
+        at = self._samples[event.sample]
+        if not at.waits:
+            raise ValueError(f"{self.name}: sample {event.sample} is not waiting for a worker")
         at.attempts += 1
-        at.worker = worker
+        at.worker = event.worker
+        sample = event.sample
         rid = RequestName(self.key.job, self.key.unit, sample, at.attempts, self.key.fence).rid
-        at.live = self._attempts[rid] = Attempt(rid, sample, worker, at.wanted.expected, identity, chunk)
-        return msg.SendRequest(rid, sample, worker)
+        at.live = self._attempts[rid] = Attempt(
+            rid, sample, event.worker, at.expected, event.identity, event.chunk, probation=event.probation
+        )
+        return msg.SendRequest(rid, sample, event.worker)
 
     def _recall(self, event: msg.Recalled) -> None:
         """An attempt under an earlier lease, of which the answer is on record: its dumps may still be there."""
         at = self._samples[event.sample]
-        attempt = Attempt(event.rid, event.sample, event.worker, at.wanted.expected, Identity.TOKENS, None)
-        attempt.answered(msg.RequestAnswered(event.rid, at.wanted.expected.rows, 0, event.next_token))
+        attempt = Attempt(event.rid, event.sample, event.worker, at.expected, Identity.TOKENS, None)
+        attempt.answered(msg.RequestAnswered(event.rid, at.expected.rows, 0, event.next_token))
         attempt.recalled = True
         self._attempts[event.rid] = attempt
 
@@ -287,8 +265,8 @@ class UnitMachine(Machine[UnitPhase]):
         if attempt.state is not AttemptState.ANSWERED or attempt.asked_digests:
             return []
         at = self._samples[attempt.sample]
-        if attempt.prompt_tokens != at.wanted.expected.rows:
-            seen = f"the worker saw {attempt.prompt_tokens} tokens, the sample has {at.wanted.expected.rows}"
+        if attempt.prompt_tokens != at.expected.rows:
+            seen = f"the worker saw {attempt.prompt_tokens} tokens, the sample has {at.expected.rows}"
             return self._refuse(attempt, Refusal(RefusalReason.WRONG_PROMPT_LENGTH, seen))
         if attempt.cached_tokens and attempt.identity is Identity.COUNT:
             # Whatever has the full length is somebody else's.
@@ -343,7 +321,10 @@ class UnitMachine(Machine[UnitPhase]):
         return self._fail(attempt, str(refusal), msg.Fault.ATTEMPT)
 
     def _fail(self, attempt: Attempt, reason: str, fault: msg.Fault) -> list[msg.UnitCommand]:
-        """One attempt is over. Its sample waits again, unless its attempts are used up or it is its own fault."""
+        """One attempt is over. Its sample waits again, unless its budget is used up or it is its own fault.
+
+        What fails on probation is the worker's fault: that is why it is on probation.
+        """
         if attempt.state in (AttemptState.CAPTURED, AttemptState.DROPPED):
             return []
         at = self._samples[attempt.sample]
@@ -352,12 +333,11 @@ class UnitMachine(Machine[UnitPhase]):
             at.live = None
         if attempt.recalled:
             return commands
-        at.failures += 1
-        at.failed_on = (*at.failed_on, attempt.worker)
+        at.lost(attempt.worker, uses_budget=fault is msg.Fault.ATTEMPT and not attempt.probation)
         final = fault is msg.Fault.SAMPLE or at.failures >= self.attempts_per_sample
         if final:
             at.reason = reason
-        return [*commands, msg.AttemptFailed(attempt.rid, attempt.sample, attempt.worker, reason, final)]
+        return [*commands, msg.AttemptFailed(attempt.rid, attempt.sample, attempt.worker, reason, final, fault)]
 
     def _drop(self, attempt: Attempt) -> list[msg.UnitCommand]:
         attempt.state = AttemptState.DROPPED

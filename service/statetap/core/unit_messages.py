@@ -13,10 +13,14 @@ from statetap.core.spec import Identity
 
 
 class Fault(StrEnum):
-    """What a failed attempt counts as: the sample's own fault, which is final, or one attempt used up."""
+    """What a failed attempt counts as: the sample's own fault, which is final, or one attempt used up.
+
+    Or nobody's, which uses up nothing: there was no room for the dump, or the service itself gave the attempt up.
+    """
 
     SAMPLE = "sample"
     ATTEMPT = "attempt"
+    NOBODY = "nobody"
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -24,12 +28,13 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """A worker is free for this sample. `chunk` as in `Attempt`."""
+    """A worker is free for this sample. `chunk` and `probation` as in `Attempt`."""
 
     sample: int
     worker: str
     identity: Identity
     chunk: int | None
+    probation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class CaptureLost:
 
     rid: str
     reason: str
+    fault: Fault = Fault.ATTEMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,14 @@ class CaptureInspected:
     rid: str
     digest: int
     refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailuresForgiven:
+    """So many of a sample's attempts that used up its budget turned out to be a worker's fault."""
+
+    sample: int
+    failures: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +151,16 @@ class Abandoned:
 # Events about one attempt, named by its rid. They may come late, or after the attempt was given up.
 AttemptEvent = RequestAnswered | RequestFailed | CaptureLost | LifecycleClosed | CaptureOverdue | DumpsDigested | CaptureInspected
 UnitEvent = (
-    Assigned | Recalled | RecallEnded | DumpPublished | AttemptEvent | UnitWritten | WriteFailed | CommitRecorded | Abandoned
+    Assigned
+    | Recalled
+    | RecallEnded
+    | DumpPublished
+    | AttemptEvent
+    | FailuresForgiven
+    | UnitWritten
+    | WriteFailed
+    | CommitRecorded
+    | Abandoned
 )
 
 
@@ -195,6 +218,7 @@ class AttemptFailed:
     worker: str
     reason: str
     final: bool
+    fault: Fault = Fault.ATTEMPT
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,10 +72,11 @@ class DumpSeen:
 
 @dataclass(frozen=True, slots=True)
 class CaptureLost:
-    """The publisher could not publish a capture and said so."""
+    """The publisher could not publish a capture and said so. For want of room: once there is some, it can."""
 
     rid: str
     reason: str
+    for_want_of_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.records import JobRecord, JobState, SampleRecord, SampleStatus, UnitLease
+from statetap.core.records import JobRecord, JobSpec, JobState, SampleRecord, SampleStatus, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
 from statetap.runtime.driver import WorkerDriver
@@ -25,6 +25,8 @@ from statetap.telemetry import events
 # A unit that was given back so often, one time after the other, is not to be tried on and on: its job is paused.
 STRIKES = 3
 PAUSE_AFTER_ERROR_SECONDS = 1.0
+Wanted = Callable[[UnitRun, str, Callable[[Sequence[str]], bool]], Sequence[int]]
+"""The samples of a run that a worker, by its name, may be asked for; the predicate is that of `Turn`."""
 
 
 class Dispatcher:
@@ -56,6 +58,7 @@ class Dispatcher:
         self._runs: dict[UnitId, UnitRun] = {}
         self._turns: dict[str, UnitId] = {}
         self._strikes: Counter[UnitId] = Counter()
+        self._waiting: set[str] = set()
         self._endings: asyncio.Queue[Ending] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -98,6 +101,7 @@ class Dispatcher:
             await self._pool.changed.wait()
             self._pool.changed.clear()
             try:
+                self._tell_who_waits()
                 for driver in self._pool.drivers:
                     if driver.free and driver.turn is None and (run := await self._find_run(driver)) is not None:
                         self._give_turn(driver, run)
@@ -105,6 +109,15 @@ class Dispatcher:
                 self._log.exception(events.DISPATCH_FAILED)
                 await self._ports.clock.sleep(PAUSE_AFTER_ERROR_SECONDS)
                 self._pool.changed.set()
+
+    def _tell_who_waits(self) -> None:
+        """Once for each time that a job has no worker left."""
+        barred = any(driver.machine.barred is not None for driver in self._pool.drivers)
+        running = [job for job in self._jobs.values() if job.state is JobState.RUNNING] if barred else []
+        reasons = {job.id: reason for job in running if (reason := self._pool.barred_from(job.spec)) is not None}
+        for job in reasons.keys() - self._waiting:
+            self._log.warning(events.JOB_WAITING, job=job, reason=reasons[job])
+        self._waiting = set(reasons)
 
     def _give_turn(self, driver: WorkerDriver, run: UnitRun) -> None:
         async def turn() -> None:
@@ -132,26 +145,43 @@ class Dispatcher:
         )
 
     async def _find_run(self, driver: WorkerDriver) -> UnitRun | None:
-        """An open unit with samples that wait for a worker like this one, else a new lease."""
-        if driver.tap is None:
+        """An open unit with samples that wait for a worker like this one, else a new lease.
+
+        A worker on probation gets a sample that has not failed yet, if there is one: what fails at that says something.
+        """
+        on_probation = driver.machine.on_probation
+        run = self._open_run(driver, UnitRun.fresh_for if on_probation else UnitRun.waiting_for)
+        if run is None:
+            if (leased := await self._new_run(driver)) is not None:
+                return leased
+            run = self._open_run(driver, UnitRun.waiting_for) if on_probation else None
+        if run is None or not driver.space.fits(run.id, need := run.dump_bytes(driver.chunk)):
+            # Without room, its turn still comes before any new unit, or it might wait for ever.
             return None
+        driver.space.reserve(run.id, need)
+        return run
+
+    def _open_run(self, driver: WorkerDriver, wanted: Wanted) -> UnitRun | None:
+        """The first open unit that this worker may work on, has no other worker, and wants one for some of its samples."""
         for run in self._runs.values():
-            if run.id in self._turns.values() or not self._pool.serves(driver.tap, run.spec):
+            if run.id in self._turns.values() or not self._may_work_on(driver, run.spec):
                 continue
-            need = run.dump_bytes(driver.chunk)
-            if need > driver.space.capacity_bytes or not run.waiting_for(driver.name, self._elsewhere(run)):
-                continue
-            if not driver.space.fits(run.id, need):
-                # Its turn comes before any new unit, or it might wait for ever.
-                return None
-            driver.space.reserve(run.id, need)
-            return run
+            too_large = run.dump_bytes(driver.chunk) > driver.space.capacity_bytes
+            if not too_large and wanted(run, driver.name, self._elsewhere(run)):
+                return run
+        return None
+
+    async def _new_run(self, driver: WorkerDriver) -> UnitRun | None:
+        """The next unit of the most urgent job that this worker may work on and has room for."""
         for job in sorted(self._jobs.values(), key=lambda job: (-job.priority, job.created_at)):
-            if job.state is JobState.RUNNING and self._pool.serves(driver.tap, job.spec):
+            if job.state is JobState.RUNNING and self._may_work_on(driver, job.spec):
                 leased = await self._lease(driver, job)
                 if leased is not None:
                     return leased
         return None
+
+    def _may_work_on(self, driver: WorkerDriver, spec: JobSpec) -> bool:
+        return driver.tap is not None and self._pool.serves(driver.tap, spec)
 
     async def _lease(self, driver: WorkerDriver, job: JobRecord) -> UnitRun | None:
         """Reserve the bytes of the job's next unit, then lease it. None: there is no unit, or no room for it now."""
@@ -202,6 +232,7 @@ class Dispatcher:
             changed=self._pool.changed.set,
             attempted=lambda worker, what: self._on_attempt(job.id, worker, what),
             ended=self._endings.put_nowait,
+            blaming=self._pool.blaming,
         )
 
     # --- what became of it ----------------------------------------------------------------------------------------------
@@ -212,6 +243,7 @@ class Dispatcher:
             ending = await self._endings.get()
             self._runs.pop(ending.unit, None)
             self._pool.inboxes.open.pop(ending.unit, None)
+            self._pool.blaming.forget_unit(ending.unit)
             self._pool.free_everywhere(ending.unit)
             try:
                 await self._on_ending(ending)

@@ -13,6 +13,7 @@ from zlib import crc32
 from asyncio_throttle.throttler import Throttler
 from structlog.typing import FilteringBoundLogger
 
+from statetap.core.blame import Blame
 from statetap.core.dumps import DumpFacts
 from statetap.core.records import WorkerRecord
 from statetap.core.spec import Identity
@@ -33,8 +34,9 @@ from statetap.ports import (
 )
 from statetap.runtime.dump_intake import DumpIntake, Inboxes
 from statetap.runtime.dump_space import DumpSpace
-from statetap.runtime.fencing import Fencing
+from statetap.runtime.fencing import FenceFailed, Fencing
 from statetap.runtime.loss_pause import LossPause
+from statetap.runtime.quarantine import Quarantine
 from statetap.runtime.waiting import wait_or_sleep
 from statetap.runtime.worker_taps import NotUsable, WorkerTaps
 from statetap.settings import Runtime
@@ -67,6 +69,7 @@ class WorkerDriver:
         ports: WorkerPorts,
         inboxes: Inboxes,
         changed: asyncio.Event,
+        blame: Blame,
         *,
         clock: Clock,
         settings: Runtime,
@@ -90,6 +93,10 @@ class WorkerDriver:
         self._settings = settings
         self._metrics = metrics
         self._log = log.bind(worker=record.name)
+        self._blame = blame
+        self.quarantine = Quarantine(
+            record.name, self.machine, changed.set, clock=clock, settings=settings, metrics=metrics, log=self._log
+        )
         self.intake = DumpIntake(
             record.name,
             inboxes,
@@ -146,7 +153,7 @@ class WorkerDriver:
             IllegalTransition: a request is in flight already.
         """
         timeout = self.timeout_seconds(len(sample.token_ids))
-        self.machine.handle(Sent(sample.rid))
+        self.machine.handle(Sent(sample.rid, probe=sample.rid == self.quarantine.probe))
         self.requests += 1
         self._metrics.worker_in_flight.labels(worker=self.name).set(1)
         started = self._clock.monotonic()
@@ -186,7 +193,12 @@ class WorkerDriver:
 
     async def fence(self, fencing: Fencing, pending: Collection[int]) -> None:
         """Strict mode: put a fence before samples of the pending lengths. FenceFailed or InferenceError: it did not hold."""
-        await fencing.fence(self.ask, pending, timeout_seconds=self._settings.capture_timeout_seconds)
+        try:
+            await fencing.fence(self.ask, pending, timeout_seconds=self._settings.capture_timeout_seconds)
+        except (FenceFailed, InferenceError) as error:
+            self.quarantine.fence_failed(str(error))
+            raise
+        self.quarantine.fence_held()
 
     async def rest(self) -> None:
         """Leave the worker alone for a moment, after something went wrong there."""
@@ -318,7 +330,8 @@ class WorkerDriver:
             if self.machine.state is WorkerState.SUSPECT and self._doubted is not None:
                 await self._ports.client.abort(self._doubted)
             up = await self._ports.client.is_up()
-            facts = await self._ports.client.server_facts() if up and not self.ready else None
+            asks = self._identified is None or self.machine.state is WorkerState.SUSPECT
+            facts = await self._ports.client.server_facts() if up and asks else None
         except InferenceError as error:
             up, facts, reason = False, None, str(error)
         else:
@@ -328,8 +341,10 @@ class WorkerDriver:
             return
         if not up:
             self._lose(reason)
-        elif facts is not None:
+            return
+        if facts is not None:
             self._identify(facts.model_path, facts.context_length)
+        self.quarantine.readmit_if_served()
 
     def _identify(self, model_path: str, context_length: int | None) -> None:
         said = self._taps.together()
@@ -345,6 +360,9 @@ class WorkerDriver:
         self._identified = (self._taps.boot, said)
         limits = [limit for limit in (context_length, said.context_length) if limit is not None]
         self.context_length = min(limits, default=None)
+        was_barred = self.machine.barred is not None
+        if self.machine.tap != said.tap:
+            self._blame.forget_worker(self.name)
         if self.machine.state is WorkerState.SUSPECT:
             self._doubted = None
             self.machine.handle(Cleared())
@@ -352,6 +370,10 @@ class WorkerDriver:
             self.machine.handle(Identified(said.tap))
         if self.fencing is not None:
             self.fencing.gate.restart()
+        if self.machine.is_held:
+            return
+        if was_barred and self.machine.barred is None:
+            self.quarantine.lift_for_new_boot()
         self._metrics.worker_up.labels(worker=self.name).set(1)
         self._log.info(events.WORKER_READY, tap=said.tap, model=said.model.model_path, context_length=self.context_length)
         self._changed.set()

@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from statetap.core.dumps import DumpFacts
 from statetap.core.requests import RequestName
 from statetap.core.routing import DumpRouter, Parked, Stray, ToUnit, UnitId
+from statetap.core.unit_messages import Fault
 from statetap.ports import CaptureLost, Dump, DumpEvent, DumpRejected, DumpSeen, TapRefused, TapSeen
 from statetap.runtime.dump_space import DumpSpace
 from statetap.runtime.loss_pause import LossPause
@@ -27,7 +28,8 @@ class UnitInbox(Protocol):
     """Where an open unit takes what is published for it."""
 
     def take_dump(self, rid: str, facts: DumpFacts, dump: Dump) -> None: ...
-    def take_loss(self, rid: str, reason: str) -> None: ...
+    def take_loss(self, rid: str, reason: str, fault: Fault) -> None: ...
+    def forgive(self, sample: int, failures: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -67,19 +69,19 @@ class DumpIntake:
         match event:
             case DumpSeen(dump):
                 self._route(dump)
-            case CaptureLost(rid, reason):
-                self._lost(rid, reason)
+            case CaptureLost():
+                self._lost(event)
             case DumpRejected(name, reason):
                 self._log.warning(events.DUMP_REJECTED, dump=name, reason=reason)
             case TapSeen() | TapRefused():
                 self._on_tap(event)
 
-    def lose_capture(self, rid: str, reason: str) -> bool:
+    def lose_capture(self, rid: str, reason: str, fault: Fault = Fault.ATTEMPT) -> bool:
         """Tell the unit that this attempt's capture will not come. False: no open unit has made that attempt."""
         name = RequestName.parse(rid)
         inbox = self._inboxes.open.get((name.job, name.unit)) if name is not None else None
         if inbox is not None:
-            inbox.take_loss(rid, reason)
+            inbox.take_loss(rid, reason, fault)
         return inbox is not None
 
     def release_parked(self, wanted: AbstractSet[UnitId]) -> None:
@@ -87,9 +89,11 @@ class DumpIntake:
         for dump in self._space.drop_parked(wanted):
             self._release(dump)
 
-    def _lost(self, rid: str, reason: str) -> None:
-        pause_seconds = self._pause.lost() if self.lose_capture(rid, reason) else 0.0
-        self._log.warning(events.DUMP_LOST, rid=rid, reason=reason, pause_seconds=round(pause_seconds, 3))
+    def _lost(self, loss: CaptureLost) -> None:
+        """Want of room is nobody's fault: the pause is all that answers it, however often it comes."""
+        fault = Fault.NOBODY if loss.for_want_of_room else Fault.ATTEMPT
+        pause_seconds = self._pause.lost() if self.lose_capture(loss.rid, loss.reason, fault) else 0.0
+        self._log.warning(events.DUMP_LOST, rid=loss.rid, reason=loss.reason, pause_seconds=round(pause_seconds, 3))
 
     def _route(self, dump: Dump) -> None:
         facts = replace(dump.facts, dump_id=f"{self._worker}/{dump.facts.dump_id}")

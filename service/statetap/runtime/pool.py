@@ -9,10 +9,12 @@ from dataclasses import replace
 
 from structlog.typing import FilteringBoundLogger
 
+from statetap.core.blame import Blame
 from statetap.core.records import JobSpec, WorkerRecord
 from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
 from statetap.ports import Clock, DumpSourceError, Ledger, NotFound, TapSeen
+from statetap.runtime.blaming import Blaming
 from statetap.runtime.driver import WorkerDriver, WorkerPorts
 from statetap.runtime.dump_intake import Inboxes
 from statetap.runtime.views import RefusalKind, Refused, WorkerView
@@ -45,6 +47,8 @@ class WorkerPool:
         self._metrics = metrics
         self._log = log
         self._drivers: dict[str, WorkerDriver] = {}
+        self._blame = Blame(settings.quarantine_failures)
+        self.blaming = Blaming(self._blame, self._drivers, self.inboxes.open)
         self._membership = asyncio.Lock()
 
     async def start(self, configured: Sequence[WorkerRecord]) -> None:
@@ -72,6 +76,7 @@ class WorkerPool:
             self._connect(record),
             self.inboxes,
             self.changed,
+            self._blame,
             clock=self._clock,
             settings=self._settings,
             metrics=self._metrics,
@@ -101,11 +106,19 @@ class WorkerPool:
         return same and identified and tap.capture == spec.capture
 
     def serving(self, spec: JobSpec) -> Iterator[WorkerDriver]:
-        """The workers that are ready or busy and may work on the job."""
+        """The workers that are ready or busy and may work on the job. What is busy and barred will not go on."""
         for driver in self._drivers.values():
-            at_work = (driver.ready or driver.busy) and not driver.machine.draining
+            at_work = (driver.ready or driver.busy) and not driver.machine.draining and not driver.machine.is_held
             if at_work and driver.tap is not None and self.serves(driver.tap, spec):
                 yield driver
+
+    def barred_from(self, spec: JobSpec) -> str | None:
+        """Why no worker works on the job, if that is because all that may are quarantined or dead."""
+        able = [driver for driver in self._drivers.values() if not driver.machine.draining]
+        fit = [driver for driver in able if driver.tap is not None and self.serves(driver.tap, spec)]
+        if not fit or not all(driver.machine.barred is not None for driver in fit):
+            return None
+        return "; ".join(f"worker {d.name} is {d.machine.barred}: {d.machine.barred_because}" for d in fit)
 
     def forget_job(self, job: str) -> None:
         """Its units will not come back: release what is parked for them."""
@@ -154,6 +167,7 @@ class WorkerPool:
             driver = self._driver(name)
             await self._ledger.delete_worker(name)
             del self._drivers[name]
+            self._blame.forget_worker(name)
             await driver.close()
         self._metrics.forget_worker(name)
         self._log.info(events.WORKER_REMOVED, worker=name)
@@ -176,7 +190,7 @@ class WorkerPool:
         tap = driver.tap
         return WorkerView(
             record=driver.record,
-            state=driver.machine.state,
+            state=driver.machine.standing,
             reason=driver.machine.reason,
             in_flight=int(driver.machine.in_flight is not None),
             requests=driver.requests,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from statetap.core.records import SampleStatus, SampleVerdict
 from statetap.runtime.views import WorkerTally
 
 WINDOW_SECONDS = 60.0
@@ -45,6 +46,34 @@ class CommitReport:
             "workers": workers,
             "lost": [asdict(attempt) for attempt in self.lost[:MOST_LOST_TOLD]],
         }
+
+
+class UnitWork:
+    """What each worker has done for one unit so far, since its lease."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerTally] = defaultdict(WorkerTally)
+        self._lost: list[LostAttempt] = []
+
+    def attempted(self, worker: str) -> None:
+        self._count(worker, "attempts")
+
+    def lost(self, attempt: LostAttempt) -> None:
+        self._count(attempt.worker, "lost")
+        self._lost.append(attempt)
+
+    def report(self, verdicts: Sequence[SampleVerdict], lengths: Mapping[int, int], row_bytes: int) -> CommitReport:
+        """What the unit's commit stores; `lengths` are those of its samples."""
+        stored = [verdict for verdict in verdicts if verdict.status is SampleStatus.STORED]
+        for verdict in stored:
+            self._count(verdict.worker or "", "stored")
+        tokens = sum(lengths[verdict.sample] for verdict in stored)
+        failed = len(verdicts) - len(stored)
+        return CommitReport(len(stored), failed, tokens, tokens * row_bytes, dict(self._workers), tuple(self._lost))
+
+    def _count(self, worker: str, what: str) -> None:
+        before = self._workers[worker]
+        self._workers[worker] = replace(before, **{what: getattr(before, what) + 1})
 
 
 class JobTally:

@@ -84,7 +84,7 @@ class Turn:
         try:
             answer = await driver.ask(GenerateSample(rid, run.tokens(sample), rid))
         except asyncio.CancelledError:
-            self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name} was taken away", msg.Fault.ATTEMPT)
+            self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name} was taken away", msg.Fault.NOBODY)
             raise
         except InferenceError as error:
             run.log.warning(events.REQUEST_FAILED, worker=driver.name, rid=rid, reason=str(error))

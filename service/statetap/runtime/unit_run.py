@@ -7,10 +7,8 @@ are sent by the turns that workers lend the run (`turn`).
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,18 +35,22 @@ from statetap.ports import (
     StoreFull,
     UnitWrite,
 )
+from statetap.runtime.blaming import Blaming
 from statetap.runtime.driver import WorkerDriver
 from statetap.runtime.run_ports import Ending, RunPorts
-from statetap.runtime.tally import CommitReport, LostAttempt
-from statetap.runtime.views import WorkerTally
+from statetap.runtime.tally import LostAttempt, UnitWork
 from statetap.telemetry import events
 
 LONGEST_BACKOFF_SECONDS = 30.0
+MOST_DOUBLINGS = 16
 WRITE_ATTEMPTS = 5
 
 
 class UnitRun:
-    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once."""
+    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once.
+
+    `blaming` hears of every attempt.
+    """
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class UnitRun:
         changed: Callable[[], None],
         attempted: Callable[[str, str], None],
         ended: Callable[[Ending], None],
+        blaming: Blaming,
     ) -> None:
         self.lease = lease
         self.spec = spec
@@ -80,6 +83,7 @@ class UnitRun:
         self._changed = changed
         self._attempted = attempted
         self._ended = ended
+        self._blaming = blaming
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
@@ -87,8 +91,7 @@ class UnitRun:
         self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
-        self._work: dict[str, WorkerTally] = defaultdict(WorkerTally)
-        self._lost: list[LostAttempt] = []
+        self._work = UnitWork()
         self._writes = 0
         self._closed_to_workers = False
 
@@ -105,6 +108,10 @@ class UnitRun:
         now = self._ports.clock.monotonic()
         due = [sample for sample in self.machine.waiting() if self._not_before.get(sample, 0.0) <= now]
         return [s for s in due if worker not in (failed_on := self.machine.failed_on(s)) or not elsewhere(failed_on)]
+
+    def fresh_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
+        """Those of `waiting_for` of which no attempt was lost."""
+        return [sample for sample in self.waiting_for(worker, elsewhere) if self.machine.losses(sample) == 0]
 
     def close_to_workers(self) -> None:
         """Ask no worker for anything any more; what is in flight may end."""
@@ -134,10 +141,12 @@ class UnitRun:
 
     def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None) -> str:
         """Begin an attempt at this worker; returns its rid."""
-        self._count(worker, "attempts")
+        self._work.attempted(worker)
         self._attempted(worker, "attempts")
-        (command,) = self.machine.handle(msg.Assigned(sample, worker, identity, chunk))
+        probation = self._blaming.is_probation(worker)
+        (command,) = self.machine.handle(msg.Assigned(sample, worker, identity, chunk, probation))
         assert isinstance(command, msg.SendRequest)  # noqa: S101 - what the machine promises for Assigned
+        self._blaming.asked(self.id, command)
         return command.rid
 
     def await_attempt(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[bool]:
@@ -173,8 +182,12 @@ class UnitRun:
         self._dumps[facts.dump_id], self._facts[facts.dump_id] = dump, facts
         self.post(msg.DumpPublished(rid, facts))
 
-    def take_loss(self, rid: str, reason: str) -> None:
-        self.post(msg.CaptureLost(rid, reason))
+    def take_loss(self, rid: str, reason: str, fault: msg.Fault) -> None:
+        self.post(msg.CaptureLost(rid, reason, fault))
+
+    def forgive(self, sample: int, failures: int) -> None:
+        """So many failures of this sample were a worker's fault."""
+        self.post(msg.FailuresForgiven(sample, failures))
 
     def post(self, event: msg.UnitEvent) -> None:
         for command in self.machine.handle(event):
@@ -233,12 +246,12 @@ class UnitRun:
 
     def _accepted(self, event: msg.CaptureAccepted) -> None:
         self._settle(event.rid, captured=True)
+        self._blaming.captured(self.id, event)
         if event.recalled:
             self.log.info(events.CAPTURE_ADOPTED, sample=event.sample, rid=event.rid)
 
     def _failed(self, event: msg.AttemptFailed) -> None:
-        self._count(event.worker, "lost")
-        self._lost.append(LostAttempt(event.rid, event.worker, event.reason))
+        self._work.lost(LostAttempt(event.rid, event.worker, event.reason))
         self._attempted(event.worker, "lost")
         self._ports.metrics.capture_refusals_total.labels(reason=reason_kind(event.reason)).inc()
         log = self.log.bind(sample=event.sample, rid=event.rid, worker=event.worker, reason=event.reason)
@@ -246,12 +259,13 @@ class UnitRun:
         if event.final:
             log.warning(events.SAMPLE_FAILED)
         else:
-            failures = len(self.machine.failed_on(event.sample))
-            delay = min(self._ports.settings.retry_backoff_seconds * 2 ** (failures - 1), LONGEST_BACKOFF_SECONDS)
+            doublings = min(self.machine.losses(event.sample) - 1, MOST_DOUBLINGS)
+            delay = min(self._ports.settings.retry_backoff_seconds * 2**doublings, LONGEST_BACKOFF_SECONDS)
             self._not_before[event.sample] = self._ports.clock.monotonic() + delay
             log.warning(events.SAMPLE_RETRIED, delay_seconds=delay)
             self._spawn(self._wake_after(delay))
         self._settle(event.rid, captured=False)
+        self._blaming.failed(self.id, event)
 
     def _settle(self, rid: str, *, captured: bool) -> None:
         """An attempt is over, one way or the other."""
@@ -305,7 +319,8 @@ class UnitRun:
         return segments
 
     async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
-        report = self._report(verdicts)
+        lengths = {sample: record.length for sample, record in self._rows.items()}
+        report = self._work.report(verdicts, lengths, sum(array.row_bytes for array in self.arrays))
         event = CommitEvent(events.UNIT_COMMITTED, report.as_event(self.id[1]))
         try:
             counts = await self._ports.ledger.commit_unit(
@@ -317,19 +332,6 @@ class UnitRun:
             return
         self.post(msg.CommitRecorded())
         await self._end(Ending(self.id, counts, verdicts, report))
-
-    def _report(self, verdicts: tuple[SampleVerdict, ...]) -> CommitReport:
-        stored = [v for v in verdicts if v.status is SampleStatus.STORED]
-        for verdict in stored:
-            self._count(verdict.worker or "", "stored")
-        tokens = sum(self._rows[v.sample].length for v in stored)
-        nbytes = tokens * sum(array.row_bytes for array in self.arrays)
-        return CommitReport(len(stored), len(verdicts) - len(stored), tokens, nbytes, dict(self._work), tuple(self._lost))
-
-    def _count(self, worker: str, what: str) -> None:
-        """What a worker did for this unit: `attempts`, those that were `lost`, and samples `stored`."""
-        before = self._work[worker]
-        self._work[worker] = replace(before, **{what: getattr(before, what) + 1})
 
     async def give_up(self, reason: str) -> None:
         """Give the unit back, unless it ends by itself."""

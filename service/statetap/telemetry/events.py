@@ -57,6 +57,11 @@ JOB_PROGRESS: Final = _event(
 JOB_PAUSED: Final = _event("job.paused", "job reason", "The job leases no further unit until it is resumed.")
 JOB_RESUMED: Final = _event("job.resumed", "job", "The job goes on.")
 JOB_CANCELLED: Final = _event("job.cancelled", "job", "The job ended; what was committed stays in its store.")
+JOB_WAITING: Final = _event(
+    "job.waiting",
+    "job reason",
+    "All workers that could work on a running job are quarantined or dead; it goes on by itself once one of them is back.",
+)
 JOB_COMPLETED: Final = _event(
     "job.completed", "job stored failed skipped seconds", "Every sample has ended in one way or another."
 )
@@ -119,6 +124,18 @@ WORKER_UNREACHABLE: Final = _event(
 )
 WORKER_SUSPECT: Final = _event(
     "worker.suspect", "worker rid reason", "A request timed out and may still run; the worker waits for its end."
+)
+WORKER_QUARANTINED: Final = _event(
+    "worker.quarantined",
+    "worker reason seconds times",
+    "A worker's attempts fail for a reason of its own; it is left alone for so long. `times`: so often without a capture.",
+)
+WORKER_PROBED: Final = _event("worker.probed", "worker rid", "A quarantined worker is tried with one attempt.")
+WORKER_BACK: Final = _event("worker.back", "worker reason", "A worker that was quarantined or dead is used again.")
+WORKER_DEAD: Final = _event(
+    "worker.dead",
+    "worker reason",
+    "A worker was quarantined too often in a row; it is used again once it was started anew, or removed and added.",
 )
 WORKER_REFUSED: Final = _event(
     "worker.refused", "worker reason", "What a worker captures does not fit its configuration or the pool."

@@ -39,6 +39,8 @@ class Metrics:
         self.worker_up = self._gauge("worker_up", "1 while the worker may be sent requests, else 0.", "worker")
         self.worker_in_flight = self._gauge("worker_in_flight", "Requests in flight: 0 or 1.", "worker")
         self.dump_bytes = self._gauge("dump_bytes", "Bytes of dumps that are held, or reserved for what is to come.", "worker")
+        self.quarantines_total = self._counter("quarantines_total", "Times that the worker was quarantined.", "worker")
+        self.workers = self._gauge("workers", "Workers by state.", "state")
         self.jobs = self._gauge("jobs", "Jobs by state.", "state")
 
     def forget_worker(self, worker: str) -> None:

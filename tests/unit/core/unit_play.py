@@ -22,8 +22,8 @@ class Unit(UnitMachine):
         wanted = [UnitSample(i, expected(ROWS + i)) for i in range(samples)]
         super().__init__(UnitKey("j", 3, 2), wanted, attempts_per_sample=attempts)
 
-    def ask(self, sample=0, *, worker="gpu0", identity=Identity.TOKENS, chunk=None):
-        (sent,) = self.handle(msg.Assigned(sample, worker, identity, chunk))
+    def ask(self, sample=0, *, worker="gpu0", identity=Identity.TOKENS, chunk=None, probation=False):
+        (sent,) = self.handle(msg.Assigned(sample, worker, identity, chunk, probation))
         assert (sent.sample, sent.worker) == (sample, worker)
         return sent.rid
 
@@ -69,8 +69,8 @@ def lost(sample, reason, attempts, worker):
     return SampleVerdict(sample=sample, status=SampleStatus.FAILED, reason=reason, attempts=attempts, worker=worker)
 
 
-def failed(rid, reason, *, sample=0, worker="gpu0", final=False):
-    return msg.AttemptFailed(rid, sample, worker, reason, final)
+def failed(rid, reason, *, sample=0, worker="gpu0", final=False, fault=msg.Fault.ATTEMPT):
+    return msg.AttemptFailed(rid, sample, worker, reason, final, fault)
 
 
 def stray(*dump_ids):

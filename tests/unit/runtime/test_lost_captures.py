@@ -24,7 +24,7 @@ class CrampedWorker(FakeWorker):
         if len(self.source.held) < self.dumps:
             self.put(sample)
         else:
-            self.source.lose(sample.rid, NO_SPACE)
+            self.source.lose(sample.rid, NO_SPACE, for_want_of_room=True)
 
 
 async def slow_writes(world, seconds):
@@ -103,13 +103,37 @@ async def test_other_failures_do_not_make_a_worker_rest():
         assert len(worker.asked) == 2
 
 
-async def test_where_there_is_never_room_a_sample_fails_with_the_reason():
+async def test_want_of_room_fails_no_sample_and_blames_no_worker():
     worker = CrampedWorker("a", dumps=0)
+    async with running(worker, attempts_per_sample=1) as world:
+        job = await world.submit(4, 4, 4)
+        await world.passes(600)
+        assert len(worker.asked) > 12
+        assert world.statuses(job) == [PENDING] * 3
+        assert world.logged(events.WORKER_QUARANTINED) == []
+        worker.dumps = 2
+        await world.passes(120)
+        assert world.statuses(job) == [STORED] * 3
+
+
+async def test_without_a_back_off_each_loss_for_want_of_room_still_has_its_pause():
+    worker = CrampedWorker("a", dumps=0)
+    async with running(worker, retry_backoff_seconds=0.0) as world:
+        await world.submit(4)
+        await world.passes(60)
+        # After 0.125 s, 0.25 s, …, 16 s, 30 s: the last but one at 31.875 s.
+        assert len(worker.asked) == 9
+
+
+async def test_a_publisher_that_fails_for_another_reason_uses_up_attempts():
+    worker = FakeWorker("a")
+    worker.publish = lambda sample: worker.source.lose(sample.rid, "the pass has token ids of shape (3,)")
     async with running(worker, attempts_per_sample=3) as world:
         job = await world.submit(4)
         await world.passes(300)
         assert world.statuses(job) == [FAILED]
-        assert world.reasons(job) == [f"lost_by_publisher: {NO_SPACE}"]
+        assert world.reasons(job) == ["lost_by_publisher: the pass has token ids of shape (3,)"]
+        assert len(worker.asked) == 3
 
 
 async def test_a_pause_doubles_until_a_dump_comes_through():
@@ -127,6 +151,17 @@ async def test_a_pause_doubles_until_a_dump_comes_through():
     assert len(ends) == 7
     pause.published()
     assert pause.lost() == 1.0
+    await pause.close()
+
+
+async def test_a_directory_that_is_full_for_days_is_paused_for():
+    clock = HandClock()
+    pause = LossPause(1.0, clock, lambda: None)
+    for _ in range(2000):
+        lasted = pause.lost()
+        await settle(2)
+        clock.advance(lasted)
+    assert lasted == LONGEST_PAUSE_SECONDS
     await pause.close()
 
 

@@ -222,6 +222,7 @@ def test_the_budget_is_of_what_still_exists(root: Path) -> None:
     with pytest.raises(PublishError, match="over the tap's budget") as refused:
         publish(publisher, "late")
     assert refused.value.rid == "late"
+    assert ErrorRecord("late", refused.value.reason).is_for_want_of_room
     assert list(publisher.directory.glob(".req_*")) == []
     first.unlink()
     publish(publisher)

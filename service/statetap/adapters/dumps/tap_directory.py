@@ -144,7 +144,7 @@ class TapDirectory:
         counted = "" if record.lost == 1 else f" (the last of {record.lost} lost captures that share this record)"
         # Removed first: what cannot be removed is complained of, not posted again and again.
         path.unlink()
-        self._post(CaptureLost(record.rid, record.reason + counted))
+        self._post(CaptureLost(record.rid, record.reason + counted, record.is_for_want_of_room))
 
     def _see_beacon(self, *, alive: bool) -> None:
         """Post the tap if its beacon is new, or if its publisher came or went."""

@@ -34,11 +34,14 @@ async def test_facts_of_a_dump(source: PluginDumpSource, tap: Publish, listener:
 
 async def test_a_lost_capture_is_told_and_its_record_removed(source: PluginDumpSource, tap: Publish, listener: Listener) -> None:
     publisher = tap()
-    publisher.publish_error("early", "no space")
+    publisher.publish_error("early", "no checksum")
     await source.start(listener)
-    publisher.publish_error("late", "over budget")
+    publisher.publish_error("late", "/dumps: No space left on device")
     await listener.wait(CaptureLost, 2)
-    assert listener.of(CaptureLost) == [CaptureLost("early", "no space"), CaptureLost("late", "over budget")]
+    assert listener.of(CaptureLost) == [
+        CaptureLost("early", "no checksum"),
+        CaptureLost("late", "/dumps: No space left on device", for_want_of_room=True),
+    ]
     assert list(publisher.directory.glob("*.error.json")) == []
 
 
