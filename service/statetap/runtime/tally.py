@@ -1,12 +1,13 @@
-"""What a job has done lately and who did it: rates over the last minute of work, and each worker's share."""
+"""What a job has done lately, who did it, and what it saw: rates over the last minute of work, each worker's share, norms."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from statetap.core.norms import JobNorms
 from statetap.runtime.views import WorkerTally
 
 WINDOW_SECONDS = 60.0
@@ -25,7 +26,10 @@ class LostAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CommitReport:
-    """What a unit's commit stored, and what each worker did for it. It is recorded with the commit, as one event."""
+    """What a unit's commit stored, and what each worker did for it. It is recorded with the commit, as one event.
+
+    `norms` are those of the captures that it stored, as `NormTable` gives them.
+    """
 
     stored: int
     failed: int
@@ -33,8 +37,10 @@ class CommitReport:
     nbytes: int
     workers: Mapping[str, WorkerTally]
     lost: tuple[LostAttempt, ...] = ()
+    norms: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_event(self, unit: int) -> dict[str, Any]:
+    def as_line(self, unit: int) -> dict[str, Any]:
+        """For the log: all but the norms, which are for machines."""
         workers = {worker: asdict(tally) for worker, tally in sorted(self.workers.items())}
         return {
             "unit": unit,
@@ -46,12 +52,17 @@ class CommitReport:
             "lost": [asdict(attempt) for attempt in self.lost[:MOST_LOST_TOLD]],
         }
 
+    def as_event(self, unit: int) -> dict[str, Any]:
+        """For the job's recorded events, from which a tally is replayed."""
+        return {**self.as_line(unit), "norms": self.norms}
+
 
 class JobTally:
     """Of one job. What must survive a restart is in the `unit.committed` events, and is replayed from them."""
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerTally] = defaultdict(WorkerTally)
+        self.norms = JobNorms()
         self._commits: deque[tuple[float, int, int]] = deque()
         self._started: float | None = None
 
@@ -59,6 +70,7 @@ class JobTally:
         """Take in one recorded event."""
         for worker, counts in data.get("workers", {}).items():
             self._add(worker, counts)
+        self.norms.replay(data.get("norms", {}))
 
     def attempted(self, worker: str, what: str) -> None:
         """An attempt was made (`attempts`) or lost (`lost`) just now."""
@@ -66,6 +78,7 @@ class JobTally:
 
     def committed(self, report: CommitReport, at: float) -> None:
         """Count a commit. Its attempts were counted when they were made."""
+        self.norms.committed(report.norms)
         for worker, tally in report.workers.items():
             self._add(worker, {"stored": tally.stored})
         self._commits.append((at, report.tokens, report.nbytes))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Expected, reason_kind
 from statetap.core.dumps import DumpFacts
+from statetap.core.norms import JobNorms, UnitNorms
 from statetap.core.records import JobSpec, SampleRecord, SampleStatus, SampleVerdict, ShardObject, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
@@ -56,6 +57,7 @@ class UnitRun:
         spec: JobSpec,
         samples: Sequence[SampleRecord],
         dataset: OpenDataset,
+        norms: JobNorms,
         ports: RunPorts,
         *,
         changed: Callable[[], None],
@@ -80,6 +82,7 @@ class UnitRun:
         self._changed = changed
         self._attempted = attempted
         self._ended = ended
+        self._norms = UnitNorms(norms)
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
@@ -221,7 +224,8 @@ class UnitRun:
 
     async def _inspect(self, rid: str, parts: Sequence[CapturePart]) -> None:
         report = await self._ports.inspector.inspect(parts, self.arrays)
-        self.post(msg.CaptureInspected(rid, report.digest, report.refusal))
+        refusal = report.refusal or self._norms.refusal(rid, report.norms)
+        self.post(msg.CaptureInspected(rid, report.digest, refusal))
 
     async def _close_lifecycle(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await look_again()
@@ -232,6 +236,7 @@ class UnitRun:
         self.post(msg.CaptureOverdue(rid))
 
     def _accepted(self, event: msg.CaptureAccepted) -> None:
+        self._norms.accepted(event.rid)
         self._settle(event.rid, captured=True)
         if event.recalled:
             self.log.info(events.CAPTURE_ADOPTED, sample=event.sample, rid=event.rid)
@@ -324,7 +329,8 @@ class UnitRun:
             self._count(verdict.worker or "", "stored")
         tokens = sum(self._rows[v.sample].length for v in stored)
         nbytes = tokens * sum(array.row_bytes for array in self.arrays)
-        return CommitReport(len(stored), len(verdicts) - len(stored), tokens, nbytes, dict(self._work), tuple(self._lost))
+        failed, norms = len(verdicts) - len(stored), self._norms.as_data()
+        return CommitReport(len(stored), failed, tokens, nbytes, dict(self._work), tuple(self._lost), norms)
 
     def _count(self, worker: str, what: str) -> None:
         """What a worker did for this unit: `attempts`, those that were `lost`, and samples `stored`."""
