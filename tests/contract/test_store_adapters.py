@@ -215,6 +215,13 @@ async def test_inspection(kit, value, refusal) -> None:
     report = await kit.inspector.inspect(parts, ARRAYS)
     assert report.refusal == refusal
     assert report.digest == await kit.inspector.digest({name: as_view(rows) for name, rows in capture.items()})
+    if refusal is not None:
+        assert report.norms == ()
+        return
+    for array, norms in zip(ARRAYS, report.norms, strict=True):
+        wanted = np.linalg.norm(capture[array.name][[0, 5]].astype(np.float64), axis=-1).reshape(2, -1)
+        assert (norms.array, norms.rows) == (array.name, (0, 5))
+        np.testing.assert_allclose(np.array(norms.norms), wanted, rtol=1e-5)
 
 
 async def test_one_dead_layer_is_named(kit) -> None:

@@ -143,18 +143,19 @@ class FakeWorker:
         stop: int | None = None,
         *,
         add: float = 0.0,
+        times: float = 1.0,
         torn: bool = False,
         named: bool = True,
         noticed: bool = True,
     ) -> FakeDump:
-        """Publish rows `[start, stop)` of a sample; `add` makes another reading of them.
+        """Publish rows `[start, stop)` of a sample; `add` makes another reading of them, and so does `times`.
 
         `torn`: not what was computed when its checksums were taken. By tokens, the answer names the dump, unless not `named`.
         """
         tokens = sample.token_ids[start:stop]
         by_tokens = self.tap.identity is Identity.TOKENS
         arrays = self.tap.capture.hidden_arrays(self.tap.model)
-        views = {array.name: (hidden_rows(array, tokens, start) + np.float32(add)).tobytes() for array in arrays}
+        views = {a.name: (hidden_rows(a, tokens, start) * np.float32(times) + np.float32(add)).tobytes() for a in arrays}
         tensors = {
             array.name: TensorView("F32", (len(tokens), *array.row_shape), memoryview(views[array.name])) for array in arrays
         }

@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+from statetap.core.norms import NormSummary, RowKind
 from statetap.core.placement import Geometry
 from statetap.core.records import (
     DatasetRecord,
@@ -36,6 +37,15 @@ T = TypeVar("T")
 
 NOW = 1_760_000_000.0
 ROW_BYTES = 4608
+# Of jobs that are over.
+NORMS = (
+    *(
+        ("aux_hidden_states", slot, kind, NormSummary(4, 10.0 * (slot + 1), 4000.0, 8000.0))
+        for slot in range(3)
+        for kind in (RowKind.FIRST, RowKind.LATER)
+    ),
+    ("last_hidden_states", 0, RowKind.FIRST, NormSummary(4, 1.5, 2.5, 8.0)),
+)
 MODEL = ModelFacts("org/model", "fingerprint", 30, 576, 49152, "bfloat16")
 
 
@@ -205,6 +215,7 @@ class FakeJobs:
             eta_seconds=None if record.finished_at else 60.0,
             failures={"non-finite states": failed} if failed else {},
             workers={"w0": WorkerTally(stored=record.counts.stored, attempts=record.counts.stored + failed, lost=failed)},
+            norms=NORMS if record.finished_at else (),
         )
 
     async def list(self, *, limit: int, cursor: str | None) -> Page[JobView]:

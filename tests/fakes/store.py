@@ -17,6 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 from statetap.core.capture import Refusal, RefusalReason
+from statetap.core.norms import ArrayNorms, sampled_rows
 from statetap.core.placement import Geometry
 from statetap.core.records import SampleStatus, ShardObject
 from statetap.core.spec import HiddenArray
@@ -209,10 +210,9 @@ class FakeInspector(Faults):
         faults = ([self._refusals.pop(0)] if self._refusals else []) + [
             reason for array, data in payloads.items() if (reason := _fault(array, data)) is not None
         ]
-        refusal = Refusal(RefusalReason.BAD_VALUES, faults[0]) if faults else None
-        return CaptureReport(
-            digest=xxhash.xxh3_64_intdigest(b"".join(payloads.values())), refusal=_difference(parts, arrays) or refusal
-        )
+        refusal = _difference(parts, arrays) or (Refusal(RefusalReason.BAD_VALUES, faults[0]) if faults else None)
+        norms = () if refusal else tuple(_norms(array, data) for array, data in payloads.items())
+        return CaptureReport(digest=xxhash.xxh3_64_intdigest(b"".join(payloads.values())), refusal=refusal, norms=norms)
 
     async def digest(self, views: Mapping[str, memoryview]) -> int:
         self._raise_if_told("digest")
@@ -235,6 +235,16 @@ def _difference(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> 
 
 def _tensor(array: HiddenArray, data: memoryview) -> TensorView:
     return TensorView(MODEL_DTYPES[array.dtype], (data.nbytes // array.row_bytes, *array.row_shape), data)
+
+
+def _norms(array: HiddenArray, data: bytes) -> ArrayNorms:
+    vectors = (
+        np.frombuffer(data, NUMPY_DTYPES[array.dtype])
+        .astype(np.float64)
+        .reshape(-1, *([1] * (2 - len(array.row_shape))), *array.row_shape)
+    )
+    rows = sampled_rows(len(vectors))
+    return ArrayNorms(array.name, rows, tuple(tuple(np.linalg.norm(vectors[row], axis=-1).tolist()) for row in rows))
 
 
 def _fault(array: HiddenArray, data: bytes) -> str | None:

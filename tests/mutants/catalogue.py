@@ -1,6 +1,19 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import blame, chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
+from tests.mutants import (
+    blame,
+    chaos,
+    core_evidence,
+    core_machines,
+    data_plane,
+    doctor,
+    edges,
+    layers,
+    norms,
+    plugin,
+    runtime,
+    security,
+)
 
 CATALOGUE = (
     *blame.MUTANTS,
@@ -11,6 +24,7 @@ CATALOGUE = (
     *doctor.MUTANTS,
     *edges.MUTANTS,
     *layers.MUTANTS,
+    *norms.MUTANTS,
     *plugin.MUTANTS,
     *runtime.MUTANTS,
     *security.MUTANTS,

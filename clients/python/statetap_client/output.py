@@ -14,6 +14,7 @@ from rich.text import Text
 
 from statetap_client.schemas import Job
 
+NORM_COLUMNS = ("norms of", "layer", "rows", "sampled", "min", "mean", "max")
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -42,7 +43,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_job(job: Job) -> None:
-    """All that there is to say of one job, a line each."""
+    """All that there is to say of one job, a line each, and the norms of its hidden states as a table."""
     progress = job.progress
     lines = {
         "job": f"{job.id} ({job.name})",
@@ -62,6 +63,16 @@ def print_job(job: Job) -> None:
         typer.echo(f"{'failures':10} {reason}: {count:,}")
     for worker, tally in job.workers.items():
         typer.echo(f"{'worker':10} {worker}: {', '.join(f'{count:,} {what}' for what, count in tally.items())}")
+    if job.layer_norms:
+        typer.echo()
+        print_table(NORM_COLUMNS, _norm_rows(job))
+
+
+def _norm_rows(job: Job) -> Iterable[Sequence[str]]:
+    for array, layers in job.layer_norms.items():
+        for norms in layers:
+            figures = (f"{norm:.4g}" for norm in (norms.min, norms.mean, norms.max))
+            yield array, "" if norms.layer is None else str(norms.layer), norms.rows, f"{norms.count:,}", *figures
 
 
 def sample_counts(job: Job) -> str:

@@ -120,6 +120,17 @@ class Progress(Answer):
     eta_seconds: float | None
 
 
+class LayerNorms(Answer):
+    """L2 norms of one layer's hidden states, over a few rows of every stored capture; `layer` is null for a final state."""
+
+    layer: int | None = Field(description="The model's layer, as in `aux_layer_ids`; null for a final state.")
+    rows: Literal["first", "later"] = Field(description="A sample's first row, often an attention sink, or those after it.")
+    count: int
+    min: float
+    mean: float
+    max: float
+
+
 class Job(Answer):
     id: str
     name: str
@@ -138,6 +149,9 @@ class Job(Answer):
     failures: dict[str, int] = Field(description="Failed and skipped samples by reason.")
     workers: dict[str, dict[str, int]] = Field(
         default_factory=dict, description="By worker name: samples `stored`, `attempts` made, and `lost` attempts."
+    )
+    layer_norms: dict[str, list[LayerNorms]] = Field(
+        default_factory=dict, description="By hidden array, of what is stored; empty in lists of jobs."
     )
     created_at: datetime
     started_at: datetime | None

@@ -10,6 +10,7 @@ from statetap_client.schemas import (
     Event,
     Job,
     JobRequest,
+    LayerNorms,
     Progress,
     Sample,
     SampleCounts,
@@ -18,7 +19,7 @@ from statetap_client.schemas import (
 )
 
 from statetap.core.records import DatasetRecord, EventRecord, SampleRecord, SampleStatus, WorkerRecord
-from statetap.core.spec import Final, Identity
+from statetap.core.spec import AUX_HIDDEN_STATES, Final, Identity
 from statetap.core.worker import WorkerState
 from statetap.runtime.views import JobSubmission, JobView, WorkerView
 
@@ -87,6 +88,22 @@ def progress(view: JobView) -> Progress:
     )
 
 
+def layer_norms(view: JobView) -> dict[str, list[LayerNorms]]:
+    layers = view.record.spec.capture.aux_layer_ids
+    by_array: dict[str, list[LayerNorms]] = {}
+    for array, slot, kind, summary in view.norms:
+        norms = LayerNorms(
+            layer=layers[slot] if array == AUX_HIDDEN_STATES else None,
+            rows=kind.value,
+            count=summary.count,
+            min=summary.least,
+            mean=summary.mean,
+            max=summary.largest,
+        )
+        by_array.setdefault(array, []).append(norms)
+    return by_array
+
+
 def job(view: JobView) -> Job:
     record, spec = view.record, view.record.spec
     return Job.model_validate(
@@ -107,6 +124,7 @@ def job(view: JobView) -> Job:
             "progress": progress(view),
             "failures": view.failures,
             "workers": {name: asdict(tally) for name, tally in view.workers.items()},
+            "layer_norms": layer_norms(view),
             "created_at": instant(record.created_at),
             "started_at": instant_or_none(record.started_at),
             "finished_at": instant_or_none(record.finished_at),

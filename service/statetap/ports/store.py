@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from statetap.core.capture import Refusal
+from statetap.core.norms import ArrayNorms
 from statetap.core.placement import Geometry
 from statetap.core.records import (
     ShardObject,
@@ -158,14 +159,18 @@ class CapturePart:
 
 @dataclass(frozen=True, slots=True)
 class CaptureReport:
-    """A look at a capture's bytes: its digest (XXH3-64, hidden arrays in store order), and why it must be refused, if so."""
+    """A look at a capture's bytes: its digest (XXH3-64, hidden arrays in store order), and why it must be refused, if so.
+
+    `norms` has every array's norms in `sampled_rows` of the capture; empty where it is refused.
+    """
 
     digest: int
     refusal: Refusal | None
+    norms: tuple[ArrayNorms, ...] = ()
 
 
 class CaptureInspector(Protocol):
-    """Reads captures in threads: digest, each row what its source computed, finite, not all zero, not constant."""
+    """Reads captures in threads: digest, each row what its source computed, finite, not all zero, not constant; norms."""
 
     async def inspect(self, parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> CaptureReport:
         """`parts` are a capture's dumps in row order, which hold these arrays and no others."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
+from statetap.core.norms import JobNorms
 from statetap.core.records import JobRecord, JobSpec, JobState, SampleRecord, SampleStatus, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
@@ -44,6 +45,7 @@ class Dispatcher:
         ports: RunPorts,
         *,
         on_ending: Callable[[Ending], Awaitable[None]],
+        norms_of: Callable[[str], Awaitable[JobNorms]],
         on_attempt: Callable[[str, str, str], None],
         on_strike: Callable[[str, str], Awaitable[None]],
     ) -> None:
@@ -53,6 +55,7 @@ class Dispatcher:
         self._datasets = datasets
         self._ports = ports
         self._on_ending = on_ending
+        self._norms_of = norms_of
         self._on_attempt = on_attempt
         self._on_strike = on_strike
         self._runs: dict[UnitId, UnitRun] = {}
@@ -228,6 +231,7 @@ class Dispatcher:
             job.spec,
             samples,
             await self._datasets.get(job.spec.dataset),
+            await self._norms_of(job.id),
             self._ports,
             changed=self._pool.changed.set,
             attempted=lambda worker, what: self._on_attempt(job.id, worker, what),

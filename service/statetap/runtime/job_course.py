@@ -45,6 +45,7 @@ class JobCourse:
             self.datasets,
             ports,
             on_ending=self._on_ending,
+            norms_of=states.norms,
             on_attempt=states.attempted,
             on_strike=self._on_strike,
         )
@@ -186,7 +187,7 @@ class JobCourse:
         metrics.samples_total.labels(outcome="stored").inc(report.stored)
         metrics.samples_total.labels(outcome="failed").inc(report.failed)
         self._states.wake(job)
-        self._log.info(events.UNIT_COMMITTED, job=job, **report.as_event(unit))
+        self._log.info(events.UNIT_COMMITTED, job=job, **report.as_line(unit))
 
     async def _on_strike(self, job: str, reason: str) -> None:
         """A unit came back too often: somebody has to look at it."""

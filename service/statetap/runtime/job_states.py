@@ -9,6 +9,7 @@ from typing import Any
 
 from statetap.core.job import JobEvent, JobMachine, RetryAsked
 from statetap.core.machine import IllegalTransition
+from statetap.core.norms import JobNorms
 from statetap.core.records import JobRecord, JobState, SampleRecord, UnitRecord
 from statetap.ports import Clock, Ledger
 from statetap.runtime.tally import JobTally
@@ -96,6 +97,10 @@ class JobStates:
             self._tallies.setdefault(job, tally)
         return self._tallies[job]
 
+    async def norms(self, job: str) -> JobNorms:
+        """What the job has seen of its captures' norms."""
+        return (await self.tally(job)).norms
+
     def attempted(self, job: str, worker: str, what: str) -> None:
         """A worker made an attempt for a job (`attempts`), or lost one (`lost`)."""
         if (tally := self._tallies.get(job)) is not None:
@@ -115,6 +120,7 @@ class JobStates:
             eta_seconds=left / tokens_rate if tokens_rate else None,
             failures=await self._ledger.failures(job),
             workers=dict(tally.workers),
+            norms=tuple(tally.norms.stored.rows()),
         )
 
 

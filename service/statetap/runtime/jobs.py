@@ -83,7 +83,7 @@ class JobDesk:
 
     async def list(self, *, limit: int, cursor: str | None) -> Page[JobView]:
         page = await self._ledger.jobs(limit=limit, cursor=cursor)
-        return Page([await self.view(job.id) for job in page.items], page.cursor)
+        return Page([replace(await self.view(job.id), norms=()) for job in page.items], page.cursor)
 
     async def pause(self, job: str) -> JobView:
         await self._course.pause(job, PAUSED_BY_HAND)

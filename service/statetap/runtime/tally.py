@@ -1,12 +1,13 @@
-"""What a job has done lately and who did it: rates over the last minute of work, and each worker's share."""
+"""What a job has done lately, who did it, and what it saw: rates over the last minute of work, each worker's share, norms."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from statetap.core.norms import JobNorms
 from statetap.core.records import SampleStatus, SampleVerdict
 from statetap.runtime.views import WorkerTally
 
@@ -26,7 +27,10 @@ class LostAttempt:
 
 @dataclass(frozen=True, slots=True)
 class CommitReport:
-    """What a unit's commit stored, and what each worker did for it. It is recorded with the commit, as one event."""
+    """What a unit's commit stored, and what each worker did for it. It is recorded with the commit, as one event.
+
+    `norms` are those of the captures that it stored, as `NormTable` gives them.
+    """
 
     stored: int
     failed: int
@@ -34,8 +38,10 @@ class CommitReport:
     nbytes: int
     workers: Mapping[str, WorkerTally]
     lost: tuple[LostAttempt, ...] = ()
+    norms: Mapping[str, Any] = field(default_factory=dict)
 
-    def as_event(self, unit: int) -> dict[str, Any]:
+    def as_line(self, unit: int) -> dict[str, Any]:
+        """For the log: all but the norms, which are for machines."""
         workers = {worker: asdict(tally) for worker, tally in sorted(self.workers.items())}
         return {
             "unit": unit,
@@ -46,6 +52,10 @@ class CommitReport:
             "workers": workers,
             "lost": [asdict(attempt) for attempt in self.lost[:MOST_LOST_TOLD]],
         }
+
+    def as_event(self, unit: int) -> dict[str, Any]:
+        """For the job's recorded events, from which a tally is replayed."""
+        return {**self.as_line(unit), "norms": self.norms}
 
 
 class UnitWork:
@@ -62,14 +72,16 @@ class UnitWork:
         self._count(attempt.worker, "lost")
         self._lost.append(attempt)
 
-    def report(self, verdicts: Sequence[SampleVerdict], lengths: Mapping[int, int], row_bytes: int) -> CommitReport:
-        """What the unit's commit stores; `lengths` are those of its samples."""
+    def report(
+        self, verdicts: Sequence[SampleVerdict], lengths: Mapping[int, int], row_bytes: int, norms: Mapping[str, Any]
+    ) -> CommitReport:
+        """What the unit's commit stores; `lengths` are those of its samples, `norms` as `NormTable` gives them."""
         stored = [verdict for verdict in verdicts if verdict.status is SampleStatus.STORED]
         for verdict in stored:
             self._count(verdict.worker or "", "stored")
         tokens = sum(lengths[verdict.sample] for verdict in stored)
         failed = len(verdicts) - len(stored)
-        return CommitReport(len(stored), failed, tokens, tokens * row_bytes, dict(self._workers), tuple(self._lost))
+        return CommitReport(len(stored), failed, tokens, tokens * row_bytes, dict(self._workers), tuple(self._lost), norms)
 
     def _count(self, worker: str, what: str) -> None:
         before = self._workers[worker]
@@ -81,6 +93,7 @@ class JobTally:
 
     def __init__(self) -> None:
         self.workers: dict[str, WorkerTally] = defaultdict(WorkerTally)
+        self.norms = JobNorms()
         self._commits: deque[tuple[float, int, int]] = deque()
         self._started: float | None = None
 
@@ -88,6 +101,7 @@ class JobTally:
         """Take in one recorded event."""
         for worker, counts in data.get("workers", {}).items():
             self._add(worker, counts)
+        self.norms.replay(data.get("norms", {}))
 
     def attempted(self, worker: str, what: str) -> None:
         """An attempt was made (`attempts`) or lost (`lost`) just now."""
@@ -95,6 +109,7 @@ class JobTally:
 
     def committed(self, report: CommitReport, at: float) -> None:
         """Count a commit. Its attempts were counted when they were made."""
+        self.norms.committed(report.norms)
         for worker, tally in report.workers.items():
             self._add(worker, {"stored": tally.stored})
         self._commits.append((at, report.tokens, report.nbytes))

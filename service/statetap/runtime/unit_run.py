@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Expected, reason_kind
 from statetap.core.dumps import DumpFacts
+from statetap.core.norms import JobNorms, UnitNorms
 from statetap.core.records import JobSpec, SampleRecord, SampleStatus, SampleVerdict, ShardObject, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
@@ -58,6 +59,7 @@ class UnitRun:
         spec: JobSpec,
         samples: Sequence[SampleRecord],
         dataset: OpenDataset,
+        norms: JobNorms,
         ports: RunPorts,
         *,
         changed: Callable[[], None],
@@ -84,6 +86,7 @@ class UnitRun:
         self._attempted = attempted
         self._ended = ended
         self._blaming = blaming
+        self._norms = UnitNorms(norms)
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
@@ -234,7 +237,8 @@ class UnitRun:
 
     async def _inspect(self, rid: str, parts: Sequence[CapturePart]) -> None:
         report = await self._ports.inspector.inspect(parts, self.arrays)
-        self.post(msg.CaptureInspected(rid, report.digest, report.refusal))
+        refusal = report.refusal or self._norms.refusal(rid, report.norms)
+        self.post(msg.CaptureInspected(rid, report.digest, refusal))
 
     async def _close_lifecycle(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await look_again()
@@ -245,6 +249,7 @@ class UnitRun:
         self.post(msg.CaptureOverdue(rid))
 
     def _accepted(self, event: msg.CaptureAccepted) -> None:
+        self._norms.accepted(event.rid)
         self._settle(event.rid, captured=True)
         self._blaming.captured(self.id, event)
         if event.recalled:
@@ -320,7 +325,8 @@ class UnitRun:
 
     async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
         lengths = {sample: record.length for sample, record in self._rows.items()}
-        report = self._work.report(verdicts, lengths, sum(array.row_bytes for array in self.arrays))
+        row_bytes = sum(array.row_bytes for array in self.arrays)
+        report = self._work.report(verdicts, lengths, row_bytes, self._norms.as_data())
         event = CommitEvent(events.UNIT_COMMITTED, report.as_event(self.id[1]))
         try:
             counts = await self._ports.ledger.commit_unit(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from statetap.core.norms import NormSummary, RowKind
 from statetap.core.records import JobRecord, WorkerRecord
 from statetap.core.spec import Final, Identity, ModelFacts
 from statetap.core.worker import WorkerState
@@ -63,7 +64,10 @@ class WorkerTally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job now. Rates are over the last minute of work; `bytes_total` is what the whole job will store."""
+    """A job now. Rates are over the last minute of work; `bytes_total` is what the whole job will store.
+
+    `norms` are of what is stored: (array, layer slot, kind of row, summary). Jobs in a list come without.
+    """
 
     record: JobRecord
     bytes_total: int
@@ -72,6 +76,7 @@ class JobView:
     eta_seconds: float | None
     failures: dict[str, int] = field(default_factory=dict)
     workers: dict[str, WorkerTally] = field(default_factory=dict)
+    norms: tuple[tuple[str, int, RowKind, NormSummary], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,25 @@ async def test_a_finished_job_tells_failures_and_workers(http: aiohttp.ClientSes
     assert body["finished_at"] == "2025-10-09T08:54:20Z"
 
 
+async def test_a_job_tells_the_norms_of_its_layers(http: aiohttp.ClientSession, service: FakeService, job: str) -> None:
+    assert (await (await http.get(f"/v1/jobs/{job}")).json())["layer_norms"] == {}
+    await service.jobs.finish(job)
+    norms = (await (await http.get(f"/v1/jobs/{job}")).json())["layer_norms"]
+    assert list(norms) == ["aux_hidden_states", "last_hidden_states"]
+    assert [(line["layer"], line["rows"]) for line in norms["aux_hidden_states"]] == [
+        (layer, rows) for layer in (1, 14, 26) for rows in ("first", "later")
+    ]
+    assert norms["aux_hidden_states"][2] == {
+        "layer": 14,
+        "rows": "first",
+        "count": 4,
+        "min": 20.0,
+        "mean": 2000.0,
+        "max": 4000.0,
+    }
+    assert norms["last_hidden_states"] == [{"layer": None, "rows": "first", "count": 4, "min": 1.5, "mean": 2.0, "max": 2.5}]
+
+
 async def test_samples_are_paged_and_chosen_by_status(http: aiohttp.ClientSession, service: FakeService, job: str) -> None:
     await service.jobs.finish(job, failed=2)
     first = await (await http.get(f"/v1/jobs/{job}/samples", params={"limit": 4})).json()

@@ -1,5 +1,6 @@
-"""Rates over the last minute of work, and each worker's share, which survives a restart."""
+"""Rates over the last minute of work; each worker's share and the norms, which survive a restart."""
 
+from statetap.core.norms import NormSummary, RowKind
 from statetap.runtime.tally import MOST_LOST_TOLD, CommitReport, JobTally, LostAttempt
 from statetap.runtime.views import WorkerTally
 
@@ -48,7 +49,7 @@ def test_attempts_count_when_they_are_made_and_all_is_replayed_from_the_events()
     tally.committed(commit, at=0.0)
     again.replay(commit.as_event(7))
     assert tally.workers == again.workers == {"a": WorkerTally(attempts=1, lost=1), "b": WorkerTally(attempts=1, stored=1)}
-    assert commit.as_event(7) == {
+    assert commit.as_line(7) == {
         "unit": 7,
         "stored": 1,
         "failed": 0,
@@ -57,6 +58,17 @@ def test_attempts_count_when_they_are_made_and_all_is_replayed_from_the_events()
         "workers": {"a": {"stored": 0, "attempts": 1, "lost": 1}, "b": {"stored": 1, "attempts": 1, "lost": 0}},
         "lost": [],
     }
+
+
+def test_norms_are_replayed_from_the_events_and_older_events_have_none():
+    tally, again = JobTally(), JobTally()
+    norms = {"last_hidden_states": {"first": [[2, 1.0, 3.0, 4.0]]}}
+    commit = CommitReport(2, 0, 10, 100, {}, norms=norms)
+    tally.committed(commit, at=0.0)
+    again.replay(commit.as_line(6))
+    again.replay(commit.as_event(7))
+    told = [("last_hidden_states", 0, RowKind.FIRST, NormSummary(2, 1.0, 3.0, 4.0))]
+    assert list(tally.norms.stored.rows()) == list(again.norms.stored.rows()) == told
 
 
 def test_an_event_tells_why_attempts_were_lost_but_not_of_thousands():

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
-from statetap_client.output import duration, print_table, sample_counts, size
+from statetap_client.output import duration, print_job, print_table, sample_counts, size
 from statetap_client.progress import ProgressLines, display, shown_progress
-from statetap_client.schemas import Job, Progress, SampleCounts
+from statetap_client.schemas import Job, LayerNorms, Progress, SampleCounts
 
 
 def job(state: str = "running", *, stored: int = 3, failed: int = 0, eta_seconds: float | None = 60.0) -> Job:
@@ -82,6 +82,30 @@ def test_lines_come_at_changes_of_state_and_now_and_then() -> None:
         "job1 running: 4 of 5 stored; 1,234 tokens/s, 5.7 MB/s, 1 min 0 s left",
         "job1 completed: 5 of 5 stored; 1,234 tokens/s, 5.7 MB/s",
     ]
+
+
+def test_the_norms_of_a_job_are_a_table_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    norms = {
+        "aux_hidden_states": [
+            LayerNorms(layer=1, rows="first", count=1000, min=411.5, mean=415.26, max=12345.6),
+            LayerNorms(layer=1, rows="later", count=16000, min=0.00123456, mean=15, max=31),
+        ],
+        "last_hidden_states": [LayerNorms(layer=None, rows="later", count=3, min=1, mean=2, max=1e20)],
+    }
+    print_job(job().model_copy(update={"layer_norms": norms}))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t") for line in lines[-5:]] == [
+        [""],
+        ["norms of", "layer", "rows", "sampled", "min", "mean", "max"],
+        ["aux_hidden_states", "1", "first", "1,000", "411.5", "415.3", "1.235e+04"],
+        ["aux_hidden_states", "1", "later", "16,000", "0.001235", "15", "31"],
+        ["last_hidden_states", "", "later", "3", "1", "2", "1e+20"],
+    ]
+
+
+def test_a_job_without_norms_has_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    print_job(job())
+    assert "norms" not in capsys.readouterr().out
 
 
 def test_a_terminal_shows_it_all() -> None:

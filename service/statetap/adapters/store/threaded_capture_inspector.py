@@ -1,4 +1,4 @@
-"""Looks at captures in threads: one pass over the bytes in blocks of bounded memory: hash, checksums and value checks."""
+"""Looks at captures in threads: one pass over the bytes in blocks of bounded memory (hash, checksums, values), and norms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import xxhash
 from statetap_client import layout
 
+from statetap.adapters.store.row_norms import sampled_norms
 from statetap.adapters.store.row_sums import RowSums
 from statetap.adapters.store.value_checks import RowChecker
 from statetap.core.capture import Refusal, RefusalReason
@@ -61,7 +62,10 @@ def _inspect(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> Cap
     refusal = None if fault is None else Refusal(RefusalReason.BAD_VALUES, fault)
     if (difference := sums.difference()) is not None:
         refusal = Refusal(RefusalReason.WRONG_CHECKSUM, difference)
-    return CaptureReport(digest=hasher.intdigest(), refusal=refusal)
+    if refusal is not None:
+        return CaptureReport(digest=hasher.intdigest(), refusal=refusal)
+    norms = tuple(sampled_norms([part.views[array.name] for part in parts], array) for array in arrays)
+    return CaptureReport(digest=hasher.intdigest(), refusal=None, norms=norms)
 
 
 def _digest(views: Mapping[str, memoryview]) -> int:
