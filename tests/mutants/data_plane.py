@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, tests
 
 FILES = "tests/unit/adapters/store/test_object_files.py"
 WRITER = "tests/unit/adapters/store/test_local_shard_writer.py"
+POWER_CUT = "tests/unit/adapters/store/test_power_cut.py"
 MEMORY = "tests/unit/statetap_client/test_reader_memory.py"
 RANGES = "tests/unit/statetap_client/test_byte_ranges.py"
 
@@ -112,5 +113,29 @@ MUTANTS = (
         new="        if False:\n            raise",
         catcher=tests(MEMORY, "-k", "refused_in_a_worker"),
         breaks="a DataLoader's worker never overwrites a sample that is on its way",
+    ),
+    Mutant(
+        name="writer-syncs-no-bytes",
+        file="service/statetap/adapters/store/object_files.py",
+        old="        os.ftruncate(self.descriptor, self._position)\n        os.fsync(self.descriptor)\n",
+        new="        os.ftruncate(self.descriptor, self._position)\n",
+        catcher=tests(POWER_CUT),
+        breaks="a commit is recorded of what a power cut leaves",
+    ),
+    Mutant(
+        name="writer-syncs-no-names",
+        file="service/statetap/adapters/store/local_shard_writer.py",
+        old="            for directory in _directories(self._root, written.key):\n                fsync_directory(directory)\n",
+        new="",
+        catcher=tests(POWER_CUT),
+        breaks="a commit is recorded of what a power cut leaves, names included",
+    ),
+    Mutant(
+        name="store-syncs-no-metadata",
+        file="service/statetap/adapters/store/durable_files.py",
+        old="            os.fsync(descriptor)\n        finally:\n            os.close(descriptor)\n        temporary.replace(path)\n",
+        new="        finally:\n            os.close(descriptor)\n        temporary.replace(path)\n",
+        catcher=tests(POWER_CUT),
+        breaks="a job starts in a store that a power cut leaves",
     ),
 )
