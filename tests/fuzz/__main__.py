@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from tests.fuzz import datasets, dumps
+from tests.fuzz.extremes import EXTREMES, run_extreme
 from tests.fuzz.targets import Fault, Target, try_one
 
 MEMORY_BYTES = 512 << 20
@@ -52,6 +53,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of each target's first input")
     parser.add_argument("--only", default="", help="a target's name, or the beginning of it")
     parser.add_argument("--keep", type=Path, default=Path("var/fuzz"), help="where inputs that broke something are put")
+    parser.add_argument("--no-extremes", action="store_true", help="leave out what is too much rather than broken")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="statetap-fuzz-", dir="/dev/shm") as folder:
@@ -73,10 +75,16 @@ def main() -> int:
         kept.write_bytes(fault.data)
         print(f"FAULT {fault.target}: {fault.what[:300]}; kept as {kept}")
         print(f"  again: python -m tests.fuzz --only '{fault.target}' --first {fault.seed} --inputs 1")
+    too_much = [] if options.no_extremes else [run_extreme(name) for name in EXTREMES]
+    for extreme in too_much:
+        print(f"{extreme.name:26} {extreme.seconds:6.1f} s of CPU  peak {extreme.peak_mib:5,} MiB  {extreme.ending[:100]}")
+        if extreme.fault is not None:
+            print(f"FAULT {extreme.name}: {extreme.fault}")
     total = sum(target.taken + target.refused for target in targets)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(f"{total:,} inputs, {len(faults)} faults, {time.monotonic() - began:.0f} s, peak {peak} MiB")
-    return 1 if faults else 0
+    wrong = len(faults) + sum(extreme.fault is not None for extreme in too_much)
+    print(f"{total:,} inputs, {wrong} faults, {time.monotonic() - began:.0f} s, peak {peak} MiB")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

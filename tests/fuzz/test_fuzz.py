@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+from tests.fuzz.extremes import run_extreme
 from tests.fuzz.targets import Target, try_one
 
 
 def test_a_few_thousand_inputs_break_nothing(tmp_path) -> None:
     """In a process of its own: its memory is bounded."""
-    command = [sys.executable, "-m", "tests.fuzz", "--inputs", "2500", "--keep", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.fuzz", "--inputs", "2500", "--no-extremes", "--keep", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert " 0 faults, " in ran.stdout
@@ -23,6 +26,13 @@ def test_a_few_thousand_inputs_break_nothing(tmp_path) -> None:
     assert len(ways) >= 9
     assert ways["dump"] > 20
     assert ways["samples, plain template"] > 20
+
+
+@pytest.mark.parametrize("name", ["header of 2^63 bytes", "zip bomb"])
+def test_what_is_too_much_is_refused_cheaply(name: str) -> None:
+    extreme = run_extreme(name)
+    assert extreme.fault is None
+    assert extreme.peak_mib < 512
 
 
 def judged(read) -> str | None:
