@@ -180,12 +180,12 @@ def mounting_is_allowed(folder: Path) -> bool:
 
 
 @contextmanager
-def chaos_cluster(folder: Path, model: Path, **runtime: Any) -> Iterator[ChaosCluster]:
+def chaos_cluster(folder: Path, model: Path, *, small_disks: bool = True, **runtime: Any) -> Iterator[ChaosCluster]:
     """A cluster without processes yet; all that it starts is ended, and what it mounted or made in shared memory removed."""
     room = Path("/dev/shm") / f"statetap-chaos-{os.getpid()}-{time.monotonic_ns()}"
     room.mkdir(mode=0o700)
     made = ChaosCluster(folder, room / "dumps", model, RUNTIME | runtime)
-    made.may_mount = mounting_is_allowed(folder)
+    made.may_mount = small_disks and mounting_is_allowed(folder)
     try:
         with ExitStack() as mounts:
             if made.may_mount:

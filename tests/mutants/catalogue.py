@@ -1,6 +1,6 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
+from tests.mutants import chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security, soak
 
 CATALOGUE = (
     *chaos.MUTANTS,
@@ -13,4 +13,5 @@ CATALOGUE = (
     *plugin.MUTANTS,
     *runtime.MUTANTS,
     *security.MUTANTS,
+    *soak.MUTANTS,
 )

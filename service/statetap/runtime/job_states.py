@@ -53,7 +53,6 @@ class JobStates:
         record = await self._ledger.set_job_state(job, state, reason, at=self._clock.now())
         if state in FINAL_STATES:
             self.active.pop(job, None)
-            self._drop_tallies()
         else:
             self.active[job] = record
         return record
@@ -98,15 +97,11 @@ class JobStates:
                     tally.replay(event.data)
                 after = recorded[-1].id
             tally = self._tallies.setdefault(job, tally)
-            self._drop_tallies()
+            over = [job for job in self._tallies if job not in self.active]
+            for dropped in over[:-TALLIES_KEPT]:
+                del self._tallies[dropped]
             return tally
         return self._tallies[job]
-
-    def _drop_tallies(self) -> None:
-        """Of jobs that are over, keep those seen last: a service that runs for months has had any number of them."""
-        over = [job for job in self._tallies if job not in self.active]
-        for job in over[:-TALLIES_KEPT]:
-            del self._tallies[job]
 
     def attempted(self, job: str, worker: str, what: str) -> None:
         """A worker made an attempt for a job (`attempts`), or lost one (`lost`)."""
