@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from statetap.commands.children import Child
 from statetap_client.sync import SyncStatetapClient
 
 from tests.chaos.proxy import ProxyThread
@@ -65,8 +66,12 @@ class Idle:
 
 @dataclass(slots=True)
 class ChaosCluster(Cluster):
-    """`dumps` is the root that the service watches, `private` the one that workers publish below; `room` has both."""
+    """`dumps` is the root that the service watches, `private` the one that workers publish below; `room` has both.
 
+    `service_process` starts the service: from the nursery, or, where its memory matters, as a process that shares none.
+    """
+
+    service_process: type[Child] = NurseryChild
     proxies: ProxyThread = field(default_factory=ProxyThread)
     may_mount: bool = False
 
@@ -103,7 +108,8 @@ class ChaosCluster(Cluster):
         config.write_text(self._settings(), encoding="utf-8")
         self.starts += 1
         arguments = [str(self.plan_file), "serve", "--config", str(config)]
-        self.service = NurseryChild("service", "tests.chaos.killable", arguments, self.folder / f"service-{self.starts}.log")
+        log_file = self.folder / f"service-{self.starts}.log"
+        self.service = self.service_process("service", "tests.chaos.killable", arguments, log_file)
         started = self.service.wait_for("service.started", START_SECONDS)
         self.url = f"http://127.0.0.1:{started['port']}"
         return SyncStatetapClient(self.url)

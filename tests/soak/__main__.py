@@ -41,6 +41,7 @@ def main() -> int:
     )
     usual = Plan()
     parser.add_argument("--samples", type=int, default=usual.samples, metavar="N", help="of all jobs together (%(default)s)")
+    parser.add_argument("--distinct", type=int, default=usual.distinct, metavar="N", help="samples to draw from (%(default)s)")
     parser.add_argument("--jobs", type=int, default=usual.jobs, metavar="N", help="each with a store of its own (%(default)s)")
     parser.add_argument("--side-by-side", type=int, default=usual.side_by_side, metavar="N", help="jobs at once (%(default)s)")
     parser.add_argument("--workers", type=int, default=usual.workers, metavar="N", help="embedded workers (%(default)s)")

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 import httpx
+from statetap.commands.children import Child
 from statetap.core.capture import reason_kind
 from statetap_client.schemas import Job, JobRequest, PlacementChoice
 from statetap_client.sync import SyncStatetapClient
@@ -32,6 +33,7 @@ PLACEMENT = PlacementChoice(rows_per_shard=1024, rows_per_chunk=64)
 CAPTURE_TIMEOUT_SECONDS = 2.0
 LOOKS = 8
 SETTLE_SECONDS = 15.0
+LOOK_TIMEOUT_SECONDS = 60.0
 # Of everything, for each sample: far beyond what one takes.
 PATIENCE_SECONDS, PATIENCE_A_SAMPLE = 120.0, 0.3
 UNFORESEEN = ("unit.crashed", "dispatch.failed", "projection.failed")
@@ -74,8 +76,9 @@ def soaking(plan: Plan, folder: Path) -> Iterator[Soak]:
     place = folder / "cluster"
     place.mkdir()
     with chaos_cluster(place, model, small_disks=False, capture_timeout_seconds=CAPTURE_TIMEOUT_SECONDS) as cluster:
-        # What a service that runs for long logs, and no more.
+        # As a service that runs for long is: it logs no more, and what it holds is all its own.
         cluster.log_level = "info"
+        cluster.service_process = Child
         for number in range(plan.workers):
             cluster.start_worker(f"worker-{number}")
         with cluster.start_service() as client:
@@ -107,7 +110,11 @@ class Soak:
         self._began = time.monotonic()
         with ThreadPoolExecutor(self.plan.side_by_side) as pool:
             running = [pool.submit(self._do, number, samples) for number, samples in enumerate(datasets)]
-            self._watch(running, on_reading)
+            try:
+                self._watch(running, on_reading)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             seconds = time.monotonic() - self._began
             jobs = [future.result() for future in running]
         return self._judge(jobs, datasets, usual, seconds)
@@ -132,7 +139,7 @@ class Soak:
                 self._kills.pop()
                 DISTURBANCES["worker killed"].act(self.cluster, self._random)
             if time.monotonic() > deadline:
-                # Those who follow the jobs would wait for ever.
+                # Those who follow its jobs would wait for ever.
                 self.cluster.kill_service()
                 raise AssertionError(
                     f"not over in {time.monotonic() - self._began:.0f} s, after {self._faults.requests} requests"
@@ -143,7 +150,7 @@ class Soak:
         """Look at the service as its users do, then from outside."""
         for _ in self.client.jobs():
             pass
-        httpx.get(f"{self.cluster.url}/metrics", trust_env=False).raise_for_status()
+        httpx.get(f"{self.cluster.url}/metrics", timeout=LOOK_TIMEOUT_SECONDS, trust_env=False).raise_for_status()
         assert self.cluster.service is not None
         tasks = self.cluster.idle().tasks.total()
         held = Held.of(self.cluster.service.pid)
