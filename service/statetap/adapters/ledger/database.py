@@ -24,8 +24,8 @@ _WRITES = "statetap_writes"
 
 # synchronous=FULL syncs the write-ahead log at every commit: what was acknowledged survives a power failure, which NORMAL does
 # not promise. Each connection of the pool has a cache of its own, which fills as the ledger grows and is never given back: it is
-# small (2 MiB). A transaction may take more until it ends, 64 MiB of 4 KiB pages, so that a large job is not spilled page by page.
-# The size limit gives the space of the log back.
+# small (2 MiB). A transaction may take more until it ends, 64 MiB of 4 KiB pages: a large job is not spilled page by page. The
+# size limit gives the space of the log back.
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
