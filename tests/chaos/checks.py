@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,3 +114,11 @@ def harmed_foreigners(cluster: ChaosCluster) -> list[str]:
     return [
         f"{path} is somebody else's, and was removed" for path in sorted(foreign) if not path.is_symlink() and not path.exists()
     ]
+
+
+def until_nothing(look: Callable[[], list[str]], seconds: float = 8.0) -> list[str]:
+    """What is still there when it should be gone by now."""
+    deadline = time.monotonic() + seconds
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found

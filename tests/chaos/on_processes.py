@@ -15,7 +15,7 @@ from statetap.core.capture import reason_kind
 from statetap_client.errors import ClientFailure
 from statetap_client.schemas import Job, JobRequest, PlacementChoice
 
-from tests.chaos.checks import AtDeath, Reference, at_death, harmed_foreigners, leftovers, unfinished_units
+from tests.chaos.checks import AtDeath, Reference, at_death, harmed_foreigners, leftovers, unfinished_units, until_nothing
 from tests.chaos.disturbances import DISTURBANCES, Disturbance
 from tests.chaos.killable import STEPS
 from tests.chaos.outcome import Outcome
@@ -240,17 +240,9 @@ class _Run:
             problems.append(f"{more} errors that nobody foresaw; see {cluster.service and cluster.service.log_file}")
         problems += harmed_foreigners(cluster)
         self.client.close()
-        problems += self._until_nothing(lambda: leftovers(cluster, ended.id, ended.store))
-        problems += self._until_nothing(lambda: cluster.idle().beyond(self.usual))
+        problems += until_nothing(lambda: leftovers(cluster, ended.id, ended.store))
+        problems += until_nothing(lambda: cluster.idle().beyond(self.usual))
         return problems
-
-    @staticmethod
-    def _until_nothing(look: Callable[[], list[str]], seconds: float = 8.0) -> list[str]:
-        """What is still there when it should be gone by now."""
-        deadline = time.monotonic() + seconds
-        while (found := look()) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return found
 
     def _unexplained(self, sample: int, status: str, reason: str | None) -> list[str]:
         hits = self.schedule.hits.get(sample, [])

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from statetap.commands.children import Child
 from statetap_client.sync import SyncStatetapClient
 
 from tests.chaos.proxy import ProxyThread
@@ -65,8 +66,12 @@ class Idle:
 
 @dataclass(slots=True)
 class ChaosCluster(Cluster):
-    """`dumps` is the root that the service watches, `private` the one that workers publish below; `room` has both."""
+    """`dumps` is the root that the service watches, `private` the one that workers publish below; `room` has both.
 
+    `service_process` starts the service: from the nursery, or, where its memory matters, as a process that shares none.
+    """
+
+    service_process: type[Child] = NurseryChild
     proxies: ProxyThread = field(default_factory=ProxyThread)
     may_mount: bool = False
 
@@ -103,7 +108,8 @@ class ChaosCluster(Cluster):
         config.write_text(self._settings(), encoding="utf-8")
         self.starts += 1
         arguments = [str(self.plan_file), "serve", "--config", str(config)]
-        self.service = NurseryChild("service", "tests.chaos.killable", arguments, self.folder / f"service-{self.starts}.log")
+        log_file = self.folder / f"service-{self.starts}.log"
+        self.service = self.service_process("service", "tests.chaos.killable", arguments, log_file)
         started = self.service.wait_for("service.started", START_SECONDS)
         self.url = f"http://127.0.0.1:{started['port']}"
         return SyncStatetapClient(self.url)
@@ -180,12 +186,12 @@ def mounting_is_allowed(folder: Path) -> bool:
 
 
 @contextmanager
-def chaos_cluster(folder: Path, model: Path, **runtime: Any) -> Iterator[ChaosCluster]:
+def chaos_cluster(folder: Path, model: Path, *, small_disks: bool = True, **runtime: Any) -> Iterator[ChaosCluster]:
     """A cluster without processes yet; all that it starts is ended, and what it mounted or made in shared memory removed."""
     room = Path("/dev/shm") / f"statetap-chaos-{os.getpid()}-{time.monotonic_ns()}"
     room.mkdir(mode=0o700)
     made = ChaosCluster(folder, room / "dumps", model, RUNTIME | runtime)
-    made.may_mount = mounting_is_allowed(folder)
+    made.may_mount = small_disks and mounting_is_allowed(folder)
     try:
         with ExitStack() as mounts:
             if made.may_mount:

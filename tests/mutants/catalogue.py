@@ -13,6 +13,7 @@ from tests.mutants import (
     plugin,
     runtime,
     security,
+    soak,
 )
 
 CATALOGUE = (
@@ -28,4 +29,5 @@ CATALOGUE = (
     *plugin.MUTANTS,
     *runtime.MUTANTS,
     *security.MUTANTS,
+    *soak.MUTANTS,
 )

@@ -64,7 +64,10 @@ class LogPosition:
     def headers(self) -> dict[str, str]:
         return {"Accept": "text/event-stream", "Cache-Control": "no-store", "Last-Event-ID": str(self.after)}
 
-    def take(self, message: ServerSentEvent) -> Event:
+    def take(self, message: ServerSentEvent) -> Event | None:
+        """The event in it. None: the service only says that it is there, with a comment, which httpx-sse hands on as well."""
+        if not message.data:
+            return None
         event = Event.model_validate_json(message.data)
         self.after = event.id
         self._ended = event.event in FINAL_EVENTS

@@ -111,7 +111,8 @@ class StatetapClient:
                 async with self._stream(position) as response:
                     async for message in EventSource(response).aiter_sse():
                         patience.renew()
-                        yield position.take(message)
+                        if (event := position.take(message)) is not None:
+                            yield event
                         if following and not position.following:
                             break
             except httpx.TransportError as error:

@@ -106,7 +106,8 @@ class SyncStatetapClient:
                 with self._stream(position) as response:
                     for message in EventSource(response).iter_sse():
                         patience.renew()
-                        yield position.take(message)
+                        if (event := position.take(message)) is not None:
+                            yield event
                         if following and not position.following:
                             break
             except httpx.TransportError as error:

@@ -94,6 +94,11 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def forget(self, job: str) -> None:
+        """A job is over: how often its units were given back does not matter any more."""
+        for unit in [unit for unit in self._strikes if unit[0] == job]:
+            del self._strikes[unit]
+
     def open_runs(self, job: str) -> list[UnitRun]:
         return [run for (of, _), run in self._runs.items() if of == job]
 
@@ -258,7 +263,7 @@ class Dispatcher:
             self._endings.task_done()
 
     async def _count_strike(self, ending: Ending) -> None:
-        if ending.counts is not None:
+        if ending.counts is not None or ending.unit[0] not in self._jobs:
             self._strikes.pop(ending.unit, None)
             return
         self._strikes[ending.unit] += 1

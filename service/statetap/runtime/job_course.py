@@ -108,7 +108,7 @@ class JobCourse:
             await self._ledger.cancel_pending(job, at=self._ports.clock.now())
             await self._states.move(job, PlanFailed(str(error)), str(error))
             await self._states.append_event(job, events.JOB_FAILED, reason=str(error))
-            self._close_datasets()
+            self._let_go(job)
             return
         if before is None:
             self._log.info(events.STORE_CREATED, job=job, store=record.spec.store)
@@ -224,7 +224,7 @@ class JobCourse:
         if not await self.projector.try_flush(job):
             return
         record = await self._states.move(job, UnitsSettled())
-        self._close_datasets()
+        self._let_go(job)
         counts = record.counts
         await self._states.append_event(
             job, events.JOB_COMPLETED, stored=counts.stored, failed=counts.failed, skipped=counts.skipped
@@ -249,7 +249,7 @@ class JobCourse:
             if not await self.projector.try_flush(job):
                 return
         await self._states.move(job, UnitsSettled())
-        self._close_datasets()
+        self._let_go(job)
         await self._states.append_event(job, events.JOB_CANCELLED)
         self._log.info(events.JOB_CANCELLED, job=job)
 
@@ -261,7 +261,10 @@ class JobCourse:
             return True
         return facts is not None and facts.samples >= job.spec.first_sample + job.counts.samples
 
-    def _close_datasets(self) -> None:
+    def _let_go(self, job: str) -> None:
+        """Hold nothing more for a job that is over."""
+        self.projector.forget(job)
+        self.dispatcher.forget(job)
         self.datasets.keep_only({job.spec.dataset for job in self._states.active.values()})
 
     async def report_progress(self) -> None:

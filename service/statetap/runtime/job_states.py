@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 from statetap.core.job import JobEvent, JobMachine, RetryAsked
 from statetap.core.machine import IllegalTransition
@@ -17,6 +17,8 @@ from statetap.runtime.views import JobView, RefusalKind, Refused
 from statetap.runtime.waiting import wait_or_sleep
 
 EVENTS_PER_READ = 1000
+# Of jobs that are over, the tallies that stay at hand: as many as a page of jobs has. The others are replayed when asked for.
+TALLIES_KEPT = 1000
 FINAL_STATES = (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
 UNFINISHED_STATES = (JobState.PLANNING, JobState.RUNNING, JobState.PAUSED, JobState.CANCELLING)
 
@@ -29,7 +31,8 @@ class JobStates:
         self._ledger = ledger
         self._clock = clock
         self._tallies: dict[str, JobTally] = {}
-        self._news: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        # Each lives for as long as somebody waits for it.
+        self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
 
     async def current(self, job: str) -> JobRecord:
         return self.active.get(job) or await self._ledger.job(job)
@@ -81,7 +84,7 @@ class JobStates:
 
     async def wait_for_event(self, job: str, after: int, *, timeout_seconds: float) -> None:
         """Return when the job has an event newer than `after`, or after the time-out."""
-        news = self._news[job]
+        news = self._news.setdefault(job, asyncio.Event())
         if not await self._ledger.events(job, after=after, limit=1):
             await wait_or_sleep(news, self._clock, timeout_seconds)
 
@@ -94,7 +97,11 @@ class JobStates:
                 for event in recorded:
                     tally.replay(event.data)
                 after = recorded[-1].id
-            self._tallies.setdefault(job, tally)
+            tally = self._tallies.setdefault(job, tally)
+            over = [job for job in self._tallies if job not in self.active]
+            for dropped in over[:-TALLIES_KEPT]:
+                del self._tallies[dropped]
+            return tally
         return self._tallies[job]
 
     async def norms(self, job: str) -> JobNorms:

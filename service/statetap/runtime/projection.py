@@ -51,6 +51,11 @@ class Projector:
         runs = range(-(-job.counts.samples // SAMPLES_PER_RUN)) if samples is None else (s // SAMPLES_PER_RUN for s in samples)
         self._dirty[job.id].update(runs)
 
+    def forget(self, job: str) -> None:
+        """Nothing more is written of a job that is over: a store that could not be made for it would be tried for ever."""
+        self._dirty.pop(job, None)
+        self._jobs.pop(job, None)
+
     async def flush(self, job: str) -> None:
         """Write what is dirty of a job. On any error it stays dirty."""
         async with self._lock:

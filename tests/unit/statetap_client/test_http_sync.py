@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import pytest
 from statetap_client import calls, sync
 from statetap_client.errors import ServiceUnreachable, StatetapError
-from statetap_client.schemas import Job, JobRequest, PluginDumps, WorkerRequest
+from statetap_client.schemas import Event, Job, JobRequest, PluginDumps, WorkerRequest
 from statetap_client.sync import SyncStatetapClient
 
 from tests.fakes.api_server import FakeService, ServedInThread, serving_in_thread
@@ -66,6 +68,24 @@ def test_events_end_with_the_job(client: SyncStatetapClient, served: ServedInThr
     assert [e.event for e in client.events(job.id, after=1)] == ["job.completed"]
     with pytest.raises(StatetapError):
         next(client.events("absent"))
+
+
+def silent_service(*names: str) -> httpx.MockTransport:
+    """A service that has nothing to say for a while after each event of a log, but that it is there, in a comment."""
+    log = [Event(id=number, event=name, at=datetime.now(UTC), data={}) for number, name in enumerate(names, 1)]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        newer = [event for event in log if event.id > int(request.headers["Last-Event-ID"])]
+        lines = [f"id: {event.id}\nevent: {event.event}\ndata: {event.model_dump_json()}\n\n: ping\n\n" for event in newer]
+        return httpx.Response(200, text="".join(lines), headers={"Content-Type": "text/event-stream"})
+
+    return httpx.MockTransport(answer)
+
+
+def test_signs_of_life_are_no_events(client: SyncStatetapClient, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SyncStatetapClient, "job", lambda _self, _job: job)
+    client._http = httpx.Client(base_url=client.url, transport=silent_service("job.submitted", "job.started", "job.completed"))
+    assert [event.event for event in client.events(job.id)] == ["job.submitted", "job.started", "job.completed"]
 
 
 def test_workers_and_health(client: SyncStatetapClient) -> None:

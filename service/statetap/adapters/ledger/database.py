@@ -23,13 +23,16 @@ from statetap.ports import LedgerError
 _WRITES = "statetap_writes"
 
 # synchronous=FULL syncs the write-ahead log at every commit: what was acknowledged survives a power failure, which NORMAL does
-# not promise. The cache keeps a large job from being spilled page by page; the size limit gives the space of its log back.
+# not promise. Each connection of the pool has a cache of its own, which fills as the ledger grows and is never given back: it is
+# small (2 MiB). A transaction may take more until it ends, 64 MiB of 4 KiB pages: a large job is not spilled page by page. The
+# size limit gives the space of the log back.
 _PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
     "foreign_keys=ON",
     "busy_timeout=10000",
-    "cache_size=-65536",
+    "cache_size=-2048",
+    "cache_spill=16384",
     "journal_size_limit=67108864",
 )
 

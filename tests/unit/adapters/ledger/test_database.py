@@ -40,6 +40,23 @@ async def test_every_connection_is_durable_and_patient(database, pragma, value):
             assert (await connection.execute(text(f"PRAGMA {pragma}"))).scalar() == value
 
 
+async def test_a_connection_keeps_little_of_the_ledger_in_memory(database):
+    """There are up to fifteen of them, for as long as the service runs."""
+    for transaction in (database.reading, database.writing):
+        async with transaction() as connection:
+            assert (await connection.execute(text("PRAGMA cache_size"))).scalar() == -2048
+
+
+async def test_a_large_transaction_is_not_spilled_before_its_end(database, tmp_path):
+    log = tmp_path / "ledger.db-wal"
+    before = log.stat().st_size if log.exists() else 0
+    many = [{**WORKER, "name": f"worker-{number}", "url": "u" * 1000} for number in range(8000)]
+    async with database.writing() as connection:
+        await connection.execute(insert(workers), many)
+        assert log.stat().st_size - before < 1 << 20
+    assert log.stat().st_size > 8 << 20
+
+
 async def test_what_is_raised_inside_undoes_all_of_it(database):
     async def change_ones_mind():
         async with database.writing() as connection:
