@@ -6,15 +6,17 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from threading import Lock
 
 from statetap.adapters.store.direct_io import Alignment, allocate, direct_alignment
-from statetap.adapters.store.durable_files import NO_SPACE, write_all_at
+from statetap.adapters.store.durable_files import write_all_at
 
 _TRIAL_BYTES = 32 << 20
+_LEAST_FREE_BYTES = 8 * _TRIAL_BYTES
 # So often the page cache must win, without a break.
 _TRIALS = 3
 # Past the page cache takes a fraction of the processor's time and no memory: the other way must be clearly faster.
@@ -31,7 +33,7 @@ class WriteWays:
     def of(self, directory: Path) -> Alignment | None:
         """How to write below `directory`: O_DIRECT with that alignment, or None: through the page cache.
 
-        A disk without room for the trial is measured another time.
+        A disk that is nearly full is measured another time: others need what the trial would take.
 
         Raises:
             OSError: nothing can be written there.
@@ -39,13 +41,9 @@ class WriteWays:
         device = directory.stat().st_dev
         with self._lock:
             if device not in self._measured:
-                try:
-                    self._measured[device] = _measure(directory)
-                except OSError as error:
-                    if error.errno not in NO_SPACE:
-                        raise
-                    # What is to be written may be smaller than the trial, and fit.
+                if shutil.disk_usage(directory).free < _LEAST_FREE_BYTES:
                     return None
+                self._measured[device] = _measure(directory)
             return self._measured[device]
 
 

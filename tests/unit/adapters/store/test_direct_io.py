@@ -4,6 +4,7 @@ import errno
 import mmap
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,14 +111,15 @@ def test_a_disk_that_refuses_is_written_through_the_page_cache(tmp_path, monkeyp
     assert WriteWays().of(tmp_path) is None
 
 
-def test_a_disk_without_room_for_the_trial_is_measured_another_time(tmp_path, monkeypatch) -> None:
-    def full(descriptor: int, data: mmap.mmap) -> float:
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_disk_that_is_nearly_full_is_measured_another_time(tmp_path, monkeypatch) -> None:
+    def measure(*_: object) -> float:
+        raise AssertionError("others need what a trial would take")
 
     monkeypatch.setattr(write_ways, "direct_alignment", lambda _: Alignment(512, 4096))
     ways = WriteWays()
     with monkeypatch.context() as patched:
-        patched.setattr(write_ways, "_seconds", full)
+        patched.setattr(write_ways, "_seconds", measure)
+        patched.setattr(write_ways.shutil, "disk_usage", lambda _: SimpleNamespace(free=255 << 20))
         assert ways.of(tmp_path) is None
     monkeypatch.setattr(write_ways, "_seconds", lambda *_: 1.0)
     assert ways.of(tmp_path) == Alignment(512, 4096)
