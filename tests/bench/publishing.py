@@ -19,9 +19,9 @@ FRESH, RECYCLED = "publishing into fresh files", "publishing into recycled files
 UNLINKING, HANDING_BACK = "removing what was released", "handing back what was released"
 
 
-def rows(shared: Path, samples: int, rows: int, hidden: int, rounds: int) -> list[Row]:
+def rows(root: Path, samples: int, rows: int, hidden: int, rounds: int) -> list[Row]:
     """`samples` dumps of `rows` rows are published and released in turn; what the service does in between is left out."""
-    taps = {boot: _Tap(shared / "publishing", boot, rows, hidden) for boot in ("fresh", "recycled")}
+    taps = {boot: _Tap(root, boot, rows, hidden) for boot in ("fresh", "recycled")}
     fresh, recycled = taps["fresh"], taps["recycled"]
     todo: dict[str, Callable[[], None]] = {
         FRESH: partial(fresh.publish, samples),

@@ -1,6 +1,18 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
+from tests.mutants import (
+    chaos,
+    core_evidence,
+    core_machines,
+    data_plane,
+    doctor,
+    edges,
+    layers,
+    plugin,
+    recycling,
+    runtime,
+    security,
+)
 
 CATALOGUE = (
     *chaos.MUTANTS,
@@ -11,6 +23,7 @@ CATALOGUE = (
     *edges.MUTANTS,
     *layers.MUTANTS,
     *plugin.MUTANTS,
+    *recycling.MUTANTS,
     *runtime.MUTANTS,
     *security.MUTANTS,
 )
