@@ -12,7 +12,7 @@ from statetap_sglang.tap import FREE_DIRECTORY
 from tests.fakes.cluster import Cluster, assert_same_store, cluster, token_samples
 
 # A row takes 1 KiB: two layers and two final states of 64 float32.
-SAMPLES = token_samples(40, longest=300, seed=5, shortest=RECYCLE_FROM_BYTES // 1024 + 1)
+SAMPLES = token_samples(30, longest=300, seed=5, shortest=RECYCLE_FROM_BYTES // 1024 + 1)
 
 
 def free_files(made: Cluster) -> set[int]:

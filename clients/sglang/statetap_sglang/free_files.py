@@ -115,7 +115,7 @@ class FreeFiles:
                 size = self._nearest(nbytes)
                 if size is None:
                     return None
-                if (taken := self._take(self._pop(size), size, length)) is not None:
+                if (taken := self._take(self._pop(size), length)) is not None:
                     return taken
         return None
 
@@ -146,7 +146,7 @@ class FreeFiles:
             del self._known[size]
         return name
 
-    def _take(self, name: str, held_bytes: int, length: int) -> TakenFile | None:
+    def _take(self, name: str, length: int) -> TakenFile | None:
         """Take this file, if it is fit to be written over; if it is not, it is left or removed."""
         free, path = Path(f"{self._folder}/{name}"), Path(f"{self._folder}/.{name}")
         try:
@@ -163,7 +163,7 @@ class FreeFiles:
             if is_read_by_nobody(descriptor):
                 if status.st_size > length:
                     os.ftruncate(descriptor, length)
-                return TakenFile(path, descriptor, held_bytes)
+                return TakenFile(path, descriptor, round_to_pages(status.st_size))
             rename_noreplace(path, free)
         except OSError:
             with suppress(OSError):

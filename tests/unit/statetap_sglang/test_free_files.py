@@ -246,3 +246,12 @@ def test_what_is_seen_twice_is_idle(tap: Path) -> None:
     give(tap, 3)
     assert remove_idle(tap, seen) == {"3.4096"}
     assert [name for name in free(tap) if not name.startswith(".")] == ["3.4096"]
+
+
+def test_a_name_is_not_believed(tap: Path) -> None:
+    handed = give(tap, 1, 2 * PAGE)
+    handed.rename(handed.with_name("1.16384"))
+    taken = FreeFiles(tap).take(4 * PAGE)
+    assert taken is not None
+    assert taken.held_bytes == 2 * PAGE
+    os.close(taken.descriptor)
