@@ -6,9 +6,11 @@ publishes. The relay holds the served tap's lock for as long as the worker's own
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from statetap_sglang.format import (
     error_number,
 )
 from statetap_sglang.reader import MappedDump, open_dump
-from statetap_sglang.tap import lock_tap, tap_is_alive
+from statetap_sglang.tap import FREE_DIRECTORY, ensure_private_directory, lock_tap, tap_is_alive
 
 R = RefusalReason
 Tensors = dict[str, TensorView]
@@ -75,11 +77,15 @@ class Relay:
             return
         for tap in self._private.iterdir():
             alive = tap_is_alive(tap)
+            if alive:
+                self._hand_back(tap)
             if alive and tap.name not in self._locks and (tap / BEACON_NAME).exists():
                 self._served.mkdir(mode=0o700, exist_ok=True)
                 self._locks[tap.name] = lock_tap(self._served / tap.name)
                 unpublished = self._served / tap.name / f".{BEACON_NAME}"
-                shutil.copyfile(tap / BEACON_NAME, unpublished)
+                # Every dump, however small, is to be written over.
+                beacon = json.loads((tap / BEACON_NAME).read_text()) | {"recycle_from_bytes": 1}
+                unpublished.write_text(json.dumps(beacon))
                 unpublished.replace(self._served / tap.name / BEACON_NAME)
             elif not alive and tap.name in self._locks:
                 os.close(self._locks.pop(tap.name))
@@ -118,6 +124,14 @@ class Relay:
         for lock in self._locks.values():
             os.close(lock)
         self._locks.clear()
+
+    def _hand_back(self, tap: Path) -> None:
+        """What the service has handed back is the publisher's, if its directory is there."""
+        free = self._served / tap.name / FREE_DIRECTORY
+        for path in list(free.iterdir()) if free.is_dir() else ():
+            ensure_private_directory(tap / FREE_DIRECTORY)
+            with suppress(FileNotFoundError):  # the service may have removed it
+                path.rename(tap / FREE_DIRECTORY / path.name)
 
     def _found(self) -> list[Path]:
         taps = [self._private / name for name in self._locks]

@@ -17,12 +17,16 @@ MAX_BEACON_BYTES = 1 << 16
 
 _TEXTS = ("plugin_version", "sglang_version", "model_path", "model_fingerprint")
 _COUNTS = ("num_layers", "hidden_size", "vocab_size", "tp_size", "dp_size", "context_length")
+# What older publishers do not say.
+_OPTIONAL = frozenset({"recycle_from_bytes"})
 _NUMBERS = ("format_version", "dp_rank", "pid", "budget_bytes", *_COUNTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beacon:
     """One tap: one publishing process of a worker. Contract §2 lists the fields; the file holds exactly these keys.
+
+    Released dumps of `recycle_from_bytes` or more are to be handed back (`free_files`); all are removed where it is None.
 
     `aux_layer_ids` are in Statetap's convention (the residual stream after 0-based layer i), ascending. `dtype` is
     `bfloat16`, `float16` or `float32`. `final` is `post_norm`, `pre_norm`, `both` or `none`. `chunked_prefill_size` is in
@@ -51,6 +55,7 @@ class Beacon:
     radix_cache: bool
     chunked_prefill_size: int | None
     context_length: int
+    recycle_from_bytes: int | None = None
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -67,6 +72,8 @@ class Beacon:
             raise ValueError("radix_cache is neither true nor false")
         if self.chunked_prefill_size is not None:
             _check_number("chunked_prefill_size", self.chunked_prefill_size, least=1)
+        if self.recycle_from_bytes is not None:
+            _check_number("recycle_from_bytes", self.recycle_from_bytes, least=0)
         check_name("boot_id", self.boot_id)
         if self.final not in FINALS:
             raise ValueError(f"final is {self.final!r}, it must be one of {', '.join(FINALS)}")
@@ -101,7 +108,7 @@ class Beacon:
         """
         path = directory / BEACON_NAME
         found = load_object(path, read_small(path, MAX_BEACON_BYTES))
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name in found or field.name not in _OPTIONAL]
         missing = [name for name in names if name not in found]
         if missing:
             raise DumpFormatError(path, f"lacks {', '.join(missing)}")
@@ -115,7 +122,7 @@ class Beacon:
 
 
 def _check_number(name: str, value: object, *, least: int) -> None:
-    limit = MAX_COUNTER if name == "budget_bytes" else MAX_ROWS
+    limit = MAX_COUNTER if name.endswith("_bytes") else MAX_ROWS
     # `type`, not `isinstance`: True is an int.
     if type(value) is not int or not least <= value < limit:
         raise ValueError(f"{name} is {value!r}, it must be a whole number of at least {least}")

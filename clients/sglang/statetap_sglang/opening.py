@@ -23,6 +23,7 @@ from statetap_sglang.configuration import (
     ring_bytes,
     worker_name,
 )
+from statetap_sglang.free_files import RECYCLE_FROM_BYTES
 from statetap_sglang.layers import LayerPlan, capture_layers, find_final_norm, plan_layers
 from statetap_sglang.layout import CaptureLayout
 from statetap_sglang.publisher import DumpPublisher
@@ -94,6 +95,7 @@ def open_tap(
         radix_cache=facts.radix_cache,
         chunked_prefill_size=facts.chunked_prefill_size,
         context_length=facts.context_length,
+        recycle_from_bytes=RECYCLE_FROM_BYTES,
     )
     ring = SnapshotRing(layout, ring_bytes(facts, settings, layout), next(model.parameters()).device)
     publisher = DumpPublisher(settings.directory, worker_name(settings, facts.port), beacon)

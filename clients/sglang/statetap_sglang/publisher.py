@@ -1,17 +1,20 @@
 """Publishes dumps: atomic, never replacing, page-aligned, within a byte budget, and never silent about a loss.
 
 What is visible is complete: a dump is written under a dot-name with `write()`, never through a mapping (a full tmpfs must be an
-error, not a SIGBUS), and renamed to its final name without replacing. Every method may be called from any thread; no lock is held
-while a dump is written, and `reserve` waits for no other call's input or output.
+error, not a SIGBUS), and renamed to its final name without replacing. It is written over a file that the service has handed back
+where there is one (`free_files`); free files count towards the budget, and go first when there is no room. Every method may be
+called from any thread; no lock is held while a dump is written, and `reserve` waits for no other call's input or output.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from statetap_sglang import header
@@ -35,12 +38,14 @@ from statetap_sglang.format import (
     error_name,
     error_number,
 )
+from statetap_sglang.free_files import FreeFiles, TakenFile, is_read_by_nobody
 from statetap_sglang.tap import (
     COUNTER_NAME,
     TapError,
     check_name,
     ensure_private_directory,
     lock_tap,
+    sweep_free,
     sweep_unpublished,
     tap_name,
 )
@@ -81,10 +86,13 @@ class DumpPublisher:
         self._lock: int | None = lock_tap(self._directory)
         try:
             sweep_unpublished(self._directory)
+            self._free = FreeFiles(self._directory)
             self._in_flight = 0
-            self._published, self._error_records, newest = self._scan()
+            self._held, self._error_records, newest = self._scan()
             self._next = self._reserved_to = max(newest + 1, self._read_counter())
             self._reserve_numbers()
+            if not self._has_leases():
+                self._beacon = replace(beacon, recycle_from_bytes=None)
         except BaseException:
             self.close()
             raise
@@ -123,24 +131,21 @@ class DumpPublisher:
         self._check(metadata, tensors)
         ordered = {name: tensors[name] for name in (TOKEN_IDS, *HIDDEN_TENSORS, ROW_CHECKSUMS) if name in tensors}
         pieces = header.encode(ordered, metadata.to_map(), page_aligned=True)
-        nbytes = round_to_pages(sum(len(piece) for piece in pieces))
+        length = sum(len(piece) for piece in pieces)
+        nbytes = round_to_pages(length)
         try:
             with self._mutex:
                 self._write_late()
-                self._take_budget(nbytes)
-                try:
-                    name = dump_name(self._take_number() if number is None else number)
-                except BaseException:
-                    self._in_flight -= nbytes
-                    raise
+                name = dump_name(self._take_number() if number is None else number)
+                taken = self._take_room(length)
             published = False
             try:
-                self._write(name, pieces)
+                self._write(name, pieces, taken)
                 published = True
             finally:
                 with self._mutex:
                     self._in_flight -= nbytes
-                    self._published += nbytes if published else 0
+                    self._held += nbytes if published else 0
         except OSError as error:
             raise PublishError(metadata.rid, f"{self._directory}: {error.strerror or error}") from error
         return name
@@ -157,8 +162,9 @@ class DumpPublisher:
             self._write_late()
 
     def close(self) -> None:
-        """Release the lock. Published dumps stay: they belong to the service."""
+        """Remove the free files and release the lock. Published dumps stay: they belong to the service."""
         if self._lock is not None:
+            sweep_free(self._directory)
             os.close(self._lock)
             self._lock = None
 
@@ -181,19 +187,13 @@ class DumpPublisher:
         if described != wanted:
             raise ValueError(f"the tap publishes {wanted}, not {described}")
 
-    def _write(self, name: str, pieces: list[bytes | memoryview]) -> None:
-        if self._lock is None:
-            raise OSError("the publisher is closed")
-        if not self._directory.exists():
-            try:
-                self._restore_directory()
-            except TapError as error:
-                raise OSError(str(error)) from error
-        unpublished = self._directory / f".{name}"
+    def _write(self, name: str, pieces: list[bytes | memoryview], taken: TakenFile | None = None) -> None:
+        """Write a file, over a free one that was taken for it or anew, and give it its name."""
+        unpublished = self._directory / f".{name}" if taken is None else taken.path
         try:
-            descriptor = os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            descriptor = self._create(unpublished) if taken is None else taken.descriptor
             try:
-                write_all(descriptor, pieces)
+                self._fill(descriptor, pieces)
             finally:
                 os.close(descriptor)
             rename_noreplace(unpublished, self._directory / name)
@@ -202,22 +202,75 @@ class DumpPublisher:
                 unpublished.unlink(missing_ok=True)
             raise
 
-    def _take_budget(self, nbytes: int) -> None:
-        """Reserve `nbytes` of the budget; releases are noticed when the running total would exceed it."""
-        budget = self._beacon.budget_bytes
-        if nbytes > budget:
-            raise OSError(f"a dump of {nbytes} bytes does not fit a budget of {budget}; raise the budget")
-        if self._published + self._in_flight + nbytes > budget:
-            self._published, self._error_records, _ = self._scan()
-        if self._published + self._in_flight + nbytes > budget:
-            raise OSError(
-                f"{nbytes} {OVER_BUDGET}: {self._published + self._in_flight} of {budget} are held; "
-                "let the service release dumps, or raise the budget"
-            )
+    def _create(self, unpublished: Path) -> int:
+        if self._lock is None:
+            raise OSError("the publisher is closed")
+        if not self._directory.exists():
+            try:
+                self._restore_directory()
+            except TapError as error:
+                raise OSError(str(error)) from error
+        return os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def _fill(self, descriptor: int, pieces: list[bytes | memoryview]) -> None:
+        """Write from the start; where the file system is full, free files make room."""
+        while True:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            try:
+                return write_all(descriptor, pieces)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not self._free.remove(sum(map(len, pieces))):
+                    raise
+
+    def _take_room(self, length: int) -> TakenFile | None:
+        """Reserve so much of the budget, and take a free file to write over if there is one that is fit for it.
+
+        What the service has removed is noticed when the running total would exceed the budget.
+        """
+        nbytes = round_to_pages(length)
+        taken = self._free.take(length) if self._lock is not None else None
+        self._held -= taken.held_bytes if taken else 0
+        try:
+            self._make_room(nbytes)
+        except BaseException:
+            if taken is not None:
+                os.close(taken.descriptor)
+                taken.path.unlink(missing_ok=True)
+            raise
         self._in_flight += nbytes
+        return taken
+
+    def _make_room(self, nbytes: int) -> None:
+        """Remove free files until `nbytes` are within the budget; OSError if that is not enough."""
+        if nbytes > self._beacon.budget_bytes:
+            raise OSError(f"a dump of {nbytes} bytes does not fit a budget of {self._beacon.budget_bytes}; raise the budget")
+        if self._excess(nbytes) > 0:
+            self._held, self._error_records, _ = self._scan()
+        while (excess := self._excess(nbytes)) > 0 and self._free.remove(excess):
+            self._held, self._error_records, _ = self._scan()
+        if excess > 0:
+            held = f"{self._held + self._in_flight} of {self._beacon.budget_bytes} are held"
+            raise OSError(f"{nbytes} {OVER_BUDGET}: {held}; let the service release dumps, or raise the budget")
+
+    def _excess(self, nbytes: int) -> int:
+        return self._held + self._in_flight + nbytes - self._beacon.budget_bytes
+
+    def _has_leases(self) -> bool:
+        """Whether the kernel can say that nobody reads a file of this directory any more."""
+        descriptor = os.open(self._directory / COUNTER_NAME, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            is_read_by_nobody(descriptor)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
 
     def _scan(self) -> tuple[int, int, int]:
-        """Bytes of dumps that exist, number of error records, and the highest number in use (-1: none)."""
+        """Bytes of dumps and of free files, number of error records, and the highest number in use (-1: none).
+
+        Free files are looked at last: what is handed back meanwhile counts twice, and is never missed.
+        """
         nbytes, records, newest = 0, 0, -1
         for entry in os.scandir(self._directory):
             number = dump_number(entry.name)
@@ -227,12 +280,12 @@ class DumpPublisher:
             elif (number := error_number(entry.name)) is not None:
                 records += 1
             newest = max(newest, -1 if number is None else number)
-        return nbytes, records, newest
+        return nbytes + self._free.nbytes, records, newest
 
     def _has_room_for_record(self) -> bool:
         if self._error_records >= self._max_error_records:
             with suppress(OSError):
-                self._published, self._error_records, _ = self._scan()
+                self._held, self._error_records, _ = self._scan()
         return self._error_records < self._max_error_records
 
     def _write_late(self) -> None:

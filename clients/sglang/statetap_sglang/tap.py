@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from pathlib import Path
 from statetap_sglang.format import BEACON_NAME, DUMP_PREFIX, REFUSAL_NAME
 
 COUNTER_NAME = ".next"
+# Released dumps that may be written over: see `free_files`.
+FREE_DIRECTORY = ".free"
 UNPUBLISHED_PREFIX = f".{DUMP_PREFIX}"
 UNPUBLISHED_BEACON = f".{BEACON_NAME}"
 UNPUBLISHED_REFUSAL = f".{REFUSAL_NAME}"
@@ -134,11 +137,24 @@ def dead_tap(directory: Path) -> Iterator[bool]:
 
 
 def sweep_unpublished(directory: Path) -> None:
-    """Remove what a dead publisher left under dot-names. The caller holds the lock."""
+    """Remove what a dead publisher left under dot-names, free files among it. The caller holds the lock."""
     for entry in list(os.scandir(directory)):
         if entry.name.startswith((UNPUBLISHED_PREFIX, UNPUBLISHED_BEACON, UNPUBLISHED_REFUSAL)):
             with suppress(FileNotFoundError, IsADirectoryError):
                 os.unlink(entry.path)  # noqa: PTH108 (as scandir gives it)
+    sweep_free(directory)
+
+
+def sweep_free(directory: Path) -> None:
+    """Remove the tap's free files and where they are. The caller holds the lock; what is handed back meanwhile may stay."""
+    free = directory / FREE_DIRECTORY
+    try:
+        shutil.rmtree(free)
+    except FileNotFoundError:
+        return
+    except OSError:
+        with suppress(OSError):
+            free.unlink()  # no directory: not the service's
 
 
 def remove_dead_tap(directory: Path) -> bool:

@@ -18,6 +18,7 @@ import torch
 from statetap_sglang.beacon import Beacon
 from statetap_sglang.checksum import source_row_checksums
 from statetap_sglang.format import ROW_CHECKSUMS, TOKEN_IDS, DumpMetadata, stem
+from statetap_sglang.free_files import RECYCLE_FROM_BYTES
 from statetap_sglang.plain import PlainLayout, PlainPublisher
 from statetap_sglang.publisher import DumpPublisher, PublishError
 
@@ -78,6 +79,7 @@ class PluginOutlet:
             radix_cache=options.prefix_cache_tokens is not None,
             chunked_prefill_size=options.chunked_prefill_size,
             context_length=model.context_length,
+            recycle_from_bytes=RECYCLE_FROM_BYTES,
         )
         self._publisher = DumpPublisher(options.dump_dir, options.name, beacon)
         self._publisher.announce()

@@ -26,7 +26,7 @@ class Dump(Protocol):
     def row_checksums(self) -> memoryview | None: ...
 
     def release(self) -> None:
-        """Remove it from the directory (its bytes are free again) and drop the mapping. Idempotent."""
+        """Drop the mapping and remove it from the directory: its bytes are free again. Idempotent."""
         ...
 
 

@@ -33,11 +33,14 @@ class HeldDump:
         self._released = False
 
     def release(self) -> None:
-        """Remove it from the directory and drop the mapping. Idempotent; OSError: it could not be removed and is still held."""
+        """Drop the mapping and remove it from the directory, in this order: its publisher may write over what is handed back.
+
+        Idempotent. OSError: it could not be removed; nothing is left of its views, and it may be tried again.
+        """
         if self._released:
             return
-        self._remove()
-        self._released = True
         self.views = {}
         self.row_checksums = None
         self._mapped.close()
+        self._remove()
+        self._released = True

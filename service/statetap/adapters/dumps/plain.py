@@ -84,6 +84,9 @@ class PlainDumpSource(WatchingSource):
             if position % PER_TURN == PER_TURN - 1:
                 await asyncio.sleep(0)
 
+    async def _remove_idle(self) -> None:
+        """Nothing: plain dumps are removed when they are released."""
+
     def _notice(self, directory: Path, name: str) -> None:
         self._see(name if directory == self._directory else directory.name)
 

@@ -50,6 +50,10 @@ class PluginDumpSource(WatchingSource):
             if tap is not None:
                 await tap.scan()
 
+    async def _remove_idle(self) -> None:
+        for tap in list(self._taps.values()):
+            await tap.remove_idle()
+
     def _notice(self, directory: Path, name: str) -> None:
         if directory != self._directory:
             tap = self._taps.get(directory.name)

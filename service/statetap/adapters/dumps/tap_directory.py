@@ -15,6 +15,7 @@ from pathlib import Path
 from statetap_sglang.beacon import Beacon
 from statetap_sglang.error_record import ErrorRecord
 from statetap_sglang.format import BEACON_NAME, REFUSAL_NAME, TOKEN_IDS, DumpFormatError, dump_number, error_number, stem
+from statetap_sglang.free_files import hand_back, remove_idle
 from statetap_sglang.reader import MappedDump, open_dump
 from statetap_sglang.refusal import Refusal
 from statetap_sglang.tap import boot_of, remove_dead_tap, tap_is_alive, tap_name
@@ -40,6 +41,8 @@ class TapDirectory:
         self._tap: TapSeen | None = None
         self._bad_beacon: _Signature | None = None
         self._refused: tuple[_Signature, bool] | None = None
+        self._recycle_from_bytes: int | None = None
+        self._idle: frozenset[str] = frozenset()
 
     async def scan(self) -> None:
         """Post what is not posted yet, in the counter's order, and remove a dead tap's directory once it holds no dumps."""
@@ -48,7 +51,12 @@ class TapDirectory:
             if position % PER_TURN == PER_TURN - 1:
                 await asyncio.sleep(0)
         if not tap_is_alive(self._path):
-            remove_dead_tap(self._path)
+            # In a thread, like every removal of what may be gigabytes.
+            await asyncio.to_thread(remove_dead_tap, self._path)
+
+    async def remove_idle(self) -> None:
+        """Remove the free files that nobody took since this was last called: a worker without work holds no memory."""
+        self._idle = await asyncio.to_thread(remove_idle, self._path, self._idle)
 
     def see_all(self) -> None:
         """The same at once, for a tap that just appeared."""
@@ -135,7 +143,11 @@ class TapDirectory:
         )
 
     def _release(self, name: str) -> None:
-        (self._path / name).unlink(missing_ok=True)
+        path = self._path / name
+        if self._recycle_from_bytes is None:
+            path.unlink(missing_ok=True)
+        else:
+            hand_back(path, self._recycle_from_bytes)
         self._known.discard(name)
 
     def _see_error(self, name: str) -> None:
@@ -163,6 +175,7 @@ class TapDirectory:
             return
         first = self._tap is None
         self._beacon = (signature, alive)
+        self._recycle_from_bytes = beacon.recycle_from_bytes if alive else None
         self._tap = _tap_seen(self._path.name, beacon, announced_ns=signature[1], alive=alive)
         self._post(self._tap)
         if first:

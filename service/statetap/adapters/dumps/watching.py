@@ -111,6 +111,10 @@ class WatchingSource(ABC):
         """Look at everything that is visible now."""
 
     @abstractmethod
+    async def _remove_idle(self) -> None:
+        """Called now and then: remove what is kept only to be used again, and was not. Must not raise OSError."""
+
+    @abstractmethod
     def _notice(self, directory: Path, name: str) -> None:
         """Something called `name` appeared in a watched directory. Must not raise OSError."""
 
@@ -163,6 +167,7 @@ class WatchingSource(ABC):
         while True:
             await self._clock.sleep(self._rescan_seconds)
             await self._look()
+            await self._remove_idle()
 
     async def _look(self) -> None:
         try:
