@@ -162,6 +162,9 @@ class _Run:
             problems = [f"{error}: it is {ended.state} ({ended.reason}), workers {self.client.workers()}"]
         finally:
             self._tidy_up()
+        if not problems:
+            # The disk of the stores is small, and the next schedule needs its room.
+            shutil.rmtree(ended.store)
         return Outcome(
             level="processes",
             seed=drawn.seed,
