@@ -43,9 +43,9 @@ class FakeDump:
 
     def release(self) -> None:
         if not self.released:
-            self.released = True
             self.views = {}
             self._on_release(self)
+            self.released = True
 
 
 class FakeDumpSource:

@@ -255,4 +255,12 @@ MUTANTS = (
         catcher=tests(f"{TESTS}/test_lost_captures.py"),
         breaks="there is a reason for each lost capture",
     ),
+    Mutant(
+        name="runtime-releases-once",
+        file="service/statetap/runtime/unit_run.py",
+        old="                self._spawn(release_again(dump, self._ports.clock, self.log))\n",
+        new="",
+        catcher=tests("tests/unit/runtime/test_unit_end.py", "-k", "removed_later"),
+        breaks="no dump is left lying because it could not be removed for a while",
+    ),
 )

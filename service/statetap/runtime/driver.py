@@ -102,6 +102,7 @@ class WorkerDriver:
             inboxes,
             self.space,
             self._pause,
+            clock=clock,
             metrics=metrics,
             log=self._log,
             on_tap=self._take_tap,
@@ -247,6 +248,7 @@ class WorkerDriver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._pause.close()
+        await self.intake.close()
         await self._ports.source.close()
         await self._ports.client.close()
 

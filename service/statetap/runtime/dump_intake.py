@@ -6,6 +6,7 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -17,9 +18,10 @@ from statetap.core.dumps import DumpFacts
 from statetap.core.requests import RequestName
 from statetap.core.routing import DumpRouter, Parked, Stray, ToUnit, UnitId
 from statetap.core.unit_messages import Fault
-from statetap.ports import CaptureLost, Dump, DumpEvent, DumpRejected, DumpSeen, TapRefused, TapSeen
+from statetap.ports import CaptureLost, Clock, Dump, DumpEvent, DumpRejected, DumpSeen, TapRefused, TapSeen
 from statetap.runtime.dump_space import DumpSpace
 from statetap.runtime.loss_pause import LossPause
+from statetap.runtime.releasing import release_again, tell_of
 from statetap.telemetry import events
 from statetap.telemetry.metrics import Metrics
 
@@ -50,6 +52,7 @@ class DumpIntake:
         space: DumpSpace,
         pause: LossPause,
         *,
+        clock: Clock,
         metrics: Metrics,
         log: FilteringBoundLogger,
         on_tap: Callable[[TapSeen | TapRefused], None],
@@ -60,10 +63,18 @@ class DumpIntake:
         self._inboxes = inboxes
         self._space = space
         self._pause = pause
+        self._clock = clock
         self._metrics = metrics
         self._log = log
         self._on_tap = on_tap
         self._on_stray = on_stray
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Try no longer to release what could not be released."""
+        for task in self._releases:
+            task.cancel()
+        await asyncio.gather(*self._releases, return_exceptions=True)
 
     def take(self, event: DumpEvent) -> None:
         match event:
@@ -113,4 +124,7 @@ class DumpIntake:
         try:
             dump.release()
         except OSError as error:
-            self._log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
+            tell_of(dump, error, self._log)
+            task = asyncio.create_task(release_again(dump, self._clock, self._log), name=f"release {dump.facts.dump_id}")
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)

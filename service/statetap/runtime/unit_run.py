@@ -38,6 +38,7 @@ from statetap.ports import (
 )
 from statetap.runtime.blaming import Blaming
 from statetap.runtime.driver import WorkerDriver
+from statetap.runtime.releasing import release_again, tell_of
 from statetap.runtime.run_ports import Ending, RunPorts
 from statetap.runtime.tally import LostAttempt, UnitWork
 from statetap.telemetry import events
@@ -229,7 +230,8 @@ class UnitRun:
             try:
                 await asyncio.to_thread(dump.release)
             except Exception as error:  # noqa: BLE001 - a dump that stays costs room, not the unit
-                self.log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
+                tell_of(dump, error, self.log)
+                self._spawn(release_again(dump, self._ports.clock, self.log))
 
     async def _digest(self, rid: str, views: Mapping[str, Mapping[str, memoryview]]) -> None:
         digests = {dump_id: await self._ports.inspector.digest(view) for dump_id, view in views.items()}

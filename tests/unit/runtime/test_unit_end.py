@@ -34,6 +34,28 @@ async def test_dumps_are_held_until_the_commit_is_recorded():
         assert world.answers.kept == {}
 
 
+async def test_a_dump_that_cannot_be_removed_for_a_while_is_removed_later():
+    worker = FakeWorker("a")
+    async with running(worker) as world:
+        forget = worker.source._forget
+        exhausted = [True]
+
+        def forget_if_possible(dump):
+            if exhausted:
+                raise OSError("too many open files")
+            forget(dump)
+
+        worker.source._forget = forget_if_possible
+        job = await world.submit(2)
+        assert world.statuses(job) == [STORED]
+        await world.passes(6)
+        assert len(world.held_dumps) == 1
+        exhausted.clear()
+        await world.passes(30)
+        assert world.held_dumps == []
+        assert len(world.logged(events.DUMP_REJECTED)) == 3
+
+
 async def test_a_commit_records_bytes_objects_and_the_answered_token():
     async with running(FakeWorker("a")) as world:
         job = await world.submit(2, 3)

@@ -169,14 +169,20 @@ async def test_a_stray_that_cannot_be_removed_does_not_end_the_watch():
     async with running(worker) as world:
         await world.submit(2)
         forget = worker.source._forget
+        read_only = [True]
 
-        def cannot(_):
-            raise OSError("read-only file system")
+        def forget_if_writable(dump):
+            if read_only:
+                raise OSError("read-only file system")
+            forget(dump)
 
-        worker.source._forget = cannot
+        worker.source._forget = forget_if_writable
         worker.put(replace(worker.client.requests[0][0], rid="HEALTH_CHECK_1"))
-        worker.source._forget = forget
+        read_only.clear()
         assert "cannot be removed: read-only" in world.logged(events.DUMP_REJECTED)[0]["reason"]
+        assert world.held_dumps != []
+        await world.passes(1)
+        assert world.held_dumps == []
 
 
 async def test_what_is_no_dump_is_told():
