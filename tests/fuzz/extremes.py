@@ -112,7 +112,10 @@ def _run(name: str) -> str:
 def _cost() -> tuple[float, int]:
     """CPU seconds of this process and its children, and the most memory that it had itself."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used), used[0].ru_maxrss >> 10
+    # Not `ru_maxrss`: it begins with what the process had that started this one.
+    status = Path("/proc/self/status").read_text()
+    peak_kib = int(status.partition("VmHWM:")[2].split()[0])
+    return sum(one.ru_utime + one.ru_stime for one in used), peak_kib >> 10
 
 
 async def _take(folder: Path, body: Iterator[bytes], *, gzipped: bool) -> str:

@@ -263,4 +263,12 @@ MUTANTS = (
         catcher=tests("tests/unit/runtime/test_unit_end.py", "-k", "removed_later"),
         breaks="no dump is left lying because it could not be removed for a while",
     ),
+    Mutant(
+        name="runtime-tends-no-job",
+        file="service/statetap/runtime/service.py",
+        old='            asyncio.create_task(self._course.tend(), name="jobs"),\n',
+        new="",
+        catcher=tests("tests/unit/runtime/test_jobs.py", "-k", "ended_later"),
+        breaks="no state of waiting from which nothing can move",
+    ),
 )

@@ -127,8 +127,12 @@ class Units:
 
     @staticmethod
     def _failed(run: Run, command: msg.AttemptFailed) -> None:
-        """Invariant 2: a sample fails with its own fault, or with the last of its attempts, and not before."""
+        """Invariant 2: a sample fails with its own fault, or with the last of its attempts, and not before; what was nobody's
+        fault is no attempt."""
         run.live.discard(command.rid)
+        if command.fault is msg.Fault.NOBODY:
+            assert not command.final
+            return
         run.failures[command.sample] += 1
         assert command.final == (command.rid in run.faulty or run.failures[command.sample] == ATTEMPTS)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from statetap.core.records import JobRecord, JobState
 from statetap.ports import Store, StoreError
-from statetap.runtime.job_course import PAUSED_BY_DISK, JobCourse
+from statetap.runtime.job_course import JobCourse
+from statetap.runtime.job_preparation import PAUSED_BY_DISK
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.run_ports import RunPorts
 from statetap.telemetry import events

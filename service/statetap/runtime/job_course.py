@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from statetap.core.job import CancelAsked, PauseAsked, PlanFailed, Planned, ResumeAsked, UnitsSettled
+from statetap.core.job import CancelAsked, PauseAsked, ResumeAsked, UnitsSettled
 from statetap.core.records import JobRecord, JobState, UnitState
-from statetap.ports import Datasets, Store, StoreError, StoreFacts, StoreFull
+from statetap.ports import Datasets, Store, StoreError
 from statetap.runtime.dispatcher import Dispatcher
+from statetap.runtime.job_preparation import JobPreparation
 from statetap.runtime.job_states import UNFINISHED_STATES, JobStates
 from statetap.runtime.open_datasets import OpenDatasets
 from statetap.runtime.pool import WorkerPool
-from statetap.runtime.preparation import prepare
 from statetap.runtime.projection import Projector
 from statetap.runtime.run_ports import Ending, RunPorts
 from statetap.runtime.tally import CommitReport
@@ -25,7 +25,6 @@ from statetap.runtime.views import JobView
 from statetap.telemetry import events
 
 JOBS_PER_READ = 1000
-PAUSED_BY_DISK = "disk"
 
 
 class JobCourse:
@@ -52,11 +51,19 @@ class JobCourse:
         self._states = states
         self._pool = pool
         self._store = store
-        self._version = version
         self._ports = ports
         self._ledger = ports.ledger
         self._log = ports.log
-        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self.preparation = JobPreparation(
+            states,
+            self.datasets,
+            store,
+            self.projector,
+            ports,
+            version=version,
+            on_ready=self._on_ready,
+            on_over=self._let_go,
+        )
         self._ending = asyncio.Lock()
 
     async def recover(self) -> None:
@@ -68,7 +75,7 @@ class JobCourse:
                 self._states.active[job.id] = job
                 (await self._states.tally(job.id)).began(self._ports.clock.monotonic())
                 if job.state is JobState.PLANNING:
-                    self.begin_preparing(job.id)
+                    self.preparation.begin(job.id)
                 else:
                     self.projector.mark(job)
                     await self._end_if_over(job.id)
@@ -78,69 +85,30 @@ class JobCourse:
 
     async def stop(self, drain_seconds: float) -> None:
         """Stop preparing (it begins again at the next start), then the dispatcher, then write what the projection lacks."""
-        for job in list(self._preparing):
-            await self.stop_preparing(job)
+        await self.preparation.close()
         await self.dispatcher.stop(drain_seconds)
         for job in list(self._states.active):
             await self.projector.try_flush(job)
 
-    # --- getting ready ----------------------------------------------------------------------------------------------------
+    # --- on its way -------------------------------------------------------------------------------------------------------
 
-    def begin_preparing(self, job: str) -> None:
-        task = self._preparing[job] = asyncio.create_task(self._prepare(job), name=f"prepare {job}")
-        task.add_done_callback(lambda _: self._preparing.pop(job, None))
-
-    async def stop_preparing(self, job: str) -> None:
-        if (task := self._preparing.get(job)) is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _prepare(self, job: str) -> None:
-        """Make the store ready, then let the job run; what goes wrong here fails the job, with the reason."""
-        record = self._states.active.get(job)
-        if record is None or record.state is not JobState.PLANNING:
-            return
-        try:
-            before = await self._prepare_store(record)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the job says so
-            self._log.exception(events.JOB_FAILED, job=job, reason=str(error))
-            # No sample stays pending in a job that is over.
-            await self._ledger.cancel_pending(job, at=self._ports.clock.now())
-            await self._states.move(job, PlanFailed(str(error)), str(error))
-            await self._states.append_event(job, events.JOB_FAILED, reason=str(error))
-            self._let_go(job)
-            return
-        if before is None:
-            self._log.info(events.STORE_CREATED, job=job, store=record.spec.store)
-        else:
-            self._log.info(events.STORE_GROWN, job=job, store=record.spec.store)
-        await self._states.move(job, Planned())
-        await self._states.append_event(job, events.JOB_STARTED)
-        self._log.info(events.JOB_STARTED, job=job)
+    async def _on_ready(self, job: str) -> None:
         await self.went_on(job)
         await self._end_if_over(job)
 
-    async def _prepare_store(self, record: JobRecord) -> StoreFacts | None:
-        """Make the job's store ready, for as long as it takes until it has room; returns what was there before."""
-        dataset = await self._ledger.dataset(record.spec.dataset)
-        tokens = await self.datasets.get(dataset.id)
+    async def tend(self) -> None:
+        """See to it, now and then, that every job moves that can: whatever an error broke off is taken up again."""
         while True:
-            try:
-                before = await prepare(record, dataset, tokens, self._ledger, self._store, self._version)
-                self.projector.mark(record)
-                await self.projector.flush(record.id)
-            except StoreFull as error:
-                seconds = self._ports.settings.disk_probe_seconds
-                reason = f"{PAUSED_BY_DISK}: {error}; tried again every {seconds:g} s"
-                if await self._states.explain(record.id, reason):
-                    await self._tell_of_waiting(record.id, reason)
-                await self._ports.clock.sleep(seconds)
-            else:
-                return before
-
-    async def _tell_of_waiting(self, job: str, reason: str) -> None:
-        await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
-        self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
+            await self._ports.clock.sleep(self._ports.settings.progress_seconds)
+            for job in list(self._states.active.values()):
+                try:
+                    if job.state is JobState.PLANNING:
+                        self.preparation.begin(job.id)
+                    else:
+                        await self._end_if_over(job.id)
+                except Exception:  # noqa: BLE001 - the next one must still be looked after
+                    self._log.exception(events.DISPATCH_FAILED)
+            self._pool.changed.set()
 
     async def went_on(self, job: str) -> None:
         """The job runs (again): rates are measured from here, and workers may look for its units."""
@@ -152,7 +120,8 @@ class JobCourse:
         before = await self._states.current(job)
         record = await self._states.move(job, PauseAsked(), reason)
         if (record.state, record.reason) != (before.state, before.reason):
-            await self._tell_of_waiting(job, reason)
+            await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
+            self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
 
     async def resume(self, job: str) -> None:
         before = await self._states.current(job)
@@ -198,7 +167,7 @@ class JobCourse:
 
     async def cancel(self, job: str) -> None:
         """Move a job to its end without what is left of it. Refused: it is over otherwise."""
-        await self.stop_preparing(job)
+        await self.preparation.stop(job)
         async with self._ending:
             if (await self._states.current(job)).state is not JobState.CANCELLED:
                 await self._states.move(job, CancelAsked())

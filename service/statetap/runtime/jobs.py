@@ -70,7 +70,7 @@ class JobDesk:
             units=units,
             bytes=store_bytes,
         )
-        self._course.begin_preparing(job.id)
+        self._course.preparation.begin(job.id)
         return await self.view(job.id), True
 
     async def view(self, job: str) -> JobView:
@@ -104,7 +104,7 @@ class JobDesk:
             await self._states.retry(job, units, samples)
         await self._states.append_event(job, events.JOB_RETRIED, samples=len(samples), units=len(units))
         self._log.info(events.JOB_RETRIED, job=job, samples=len(samples), units=len(units))
-        self._course.begin_preparing(job)
+        self._course.preparation.begin(job)
         return await self.view(job)
 
     async def wait_for_event(self, job: str, after: int, *, timeout_seconds: float) -> None:

@@ -39,6 +39,7 @@ class Service:
         self._tasks = [
             asyncio.create_task(self._course.projector.run(), name="projection"),
             asyncio.create_task(self._course.report_progress(), name="progress"),
+            asyncio.create_task(self._course.tend(), name="jobs"),
             asyncio.create_task(self._disk.run(), name="disk"),
         ]
         self.ready = True

@@ -49,6 +49,9 @@ DATASET_DELETED: Final = _event("dataset.deleted", "dataset", "A dataset was del
 JOB_SUBMITTED: Final = _event("job.submitted", "job dataset store samples tokens units bytes", "A job was planned and recorded.")
 JOB_REFUSED: Final = _event("job.refused", "dataset store field reason", "A job was not taken.")
 JOB_STARTED: Final = _event("job.started", "job", "The job's first unit is about to be leased.")
+JOB_NOT_READY: Final = _event(
+    "job.not_ready", "job reason", "Something went wrong while the job was prepared; it is tried again."
+)
 JOB_PROGRESS: Final = _event(
     "job.progress",
     "job done total failed tokens_per_second bytes_per_second eta_seconds",

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from statetap.core.records import JobState, SampleStatus
-from statetap.ports import NotFound, StoreError
+from statetap.ports import NotFound, StoreError, StoreMismatch
 from statetap.runtime.jobs import PAUSED_BY_HAND
 from statetap.runtime.views import RefusalKind, Refused
 from statetap.telemetry import events
@@ -282,13 +282,69 @@ async def test_two_who_cancel_at_once_both_succeed():
 
 async def test_a_store_that_cannot_be_made_fails_the_job_with_the_reason():
     async with running(FakeWorker("a")) as world:
-        world.store.fail_once("prepare", StoreError("read-only file system"))
+        for _ in range(4):
+            world.store.fail_once("prepare", StoreError("read-only file system"))
         job = await world.submit(8)
+        assert (await world.job(job)).reason == "it could not be prepared: read-only file system; tried again every 1 s"
+        await world.passes(40)
         record = await world.job(job)
         assert (record.state, record.reason) == (JobState.FAILED, "read-only file system")
         assert world.events(job)[-1] == events.JOB_FAILED
         with pytest.raises(Refused, match="is failed: cannot cancel it"):
             await world.desk.cancel(job)
+
+
+async def test_what_goes_wrong_once_while_a_job_is_prepared_delays_it():
+    async with running(FakeWorker("a")) as world:
+        world.store.fail_once("prepare", StoreError("too many open files"))
+        job = await world.submit(8)
+        await world.passes(2)
+        assert (await world.job(job)).state is JobState.COMPLETED
+
+
+@pytest.mark.parametrize(("effect", "ends"), [("set_job_state", JobState.COMPLETED), ("cancel_pending", JobState.FAILED)])
+async def test_a_ledger_that_cannot_be_written_for_a_while_leaves_no_job_behind(effect, ends):
+    """Neither one that is ready, nor one that never can be."""
+    async with running(FakeWorker("a")) as world:
+        for _ in range(20 if ends is JobState.FAILED else 0):
+            world.store.fail_once("prepare", StoreMismatch("dtype", "float16", "float32"))
+        original, locked = getattr(world.ledger, effect), [True]
+
+        async def write_unless_locked(*arguments, **named):
+            if locked:
+                raise OSError("database is locked")
+            return await original(*arguments, **named)
+
+        setattr(world.ledger, effect, write_unless_locked)
+        job = await world.submit(8)
+        await world.passes(100)
+        assert (await world.job(job)).state is JobState.PLANNING
+        locked.clear()
+        await world.passes(100)
+        assert (await world.job(job)).state is ends
+        assert SampleStatus.PENDING not in world.statuses(job)
+
+
+async def test_a_job_whose_end_could_not_be_recorded_is_ended_later():
+    worker = FakeWorker("a")
+    worker.client.script.append(Hang())
+    async with running(worker) as world:
+        job = await world.submit(8)
+        original, locked = world.ledger.set_job_state, [True]
+
+        async def write_unless_locked(*arguments, **named):
+            if locked:
+                raise OSError("database is locked")
+            return await original(*arguments, **named)
+
+        world.ledger.set_job_state = write_unless_locked
+        worker.client.wake()
+        await world.passes(30)
+        assert (await world.job(job)).state is JobState.RUNNING
+        assert world.statuses(job) == [SampleStatus.STORED]
+        locked.clear()
+        await world.passes(20)
+        assert (await world.job(job)).state is JobState.COMPLETED
 
 
 # --- looking

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 from statetap.core.records import JobState
-from statetap.ports import StoreError, StoreFull
+from statetap.ports import StoreError, StoreFull, StoreMismatch
 from statetap.runtime import job_states
 from statetap.runtime.dispatcher import STRIKES
 from statetap.runtime.views import WorkerTally
@@ -53,7 +53,7 @@ async def complete(world):
 
 async def fail(world):
     """While it was prepared, after the projection knew of it."""
-    world.store.fail_once("write_samples", StoreError("read-only file system"))
+    world.store.fail_once("write_samples", StoreMismatch("dtype", "float16", "float32"))
     job = await world.submit(8, store="failing")
     assert (await world.job(job)).state is JobState.FAILED
 
@@ -102,7 +102,7 @@ async def test_what_was_counted_of_a_job_can_be_told_long_after(few_tallies):
 
 async def test_the_store_of_a_job_that_failed_is_left_alone():
     async with running(FakeWorker("a"), projection_seconds=5) as world:
-        world.store.fail_once("write_samples", StoreError("read-only file system"))
+        world.store.fail_once("write_samples", StoreMismatch("dtype", "float16", "float32"))
         await world.submit(8)
         world.store.fail_once("write_samples", StoreError("read-only file system"))
         await world.passes(20)

@@ -236,7 +236,7 @@ async def test_a_job_that_was_being_prepared_is_prepared_again():
     world = World(worker)
     await world.start()
     dataset = await world.dataset(2, 3)
-    world.course.begin_preparing = lambda job: None
+    world.course.preparation.begin = lambda job: None
     job = await world.submit(dataset=dataset)
     assert (await world.job(job)).state is JobState.PLANNING
     await world.kill()
