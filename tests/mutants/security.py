@@ -142,7 +142,7 @@ MUTANTS = (
         file="clients/sglang/statetap_sglang/tap.py",
         old="if status.st_mode & 0o077:",
         new="if False:",
-        catcher=tests("tests/unit/statetap_sglang/test_tap.py"),
+        catcher=tests("tests/unit/statetap_sglang/test_publisher.py"),
         breaks="a dump directory is its user's alone",
     ),
     Mutant(
