@@ -14,12 +14,12 @@ from statetap.ports import StoreError, StoreFull
 
 # Linux takes at most IOV_MAX = 1024 buffers in one call.
 MAX_BUFFERS = 1024
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def as_store_error(error: OSError, what: str) -> StoreError:
     """What the runtime gets to see of an operating system's error, `what` being what was tried."""
-    if error.errno in NO_SPACE:
+    if error.errno in _NO_SPACE:
         return StoreFull(f"no space left while {what}: free some, or raise the quota")
     return StoreError(f"{what} failed: {error}")
 
