@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+TRIES_TO_FILL = 100
 
 
 @contextmanager
@@ -30,9 +33,24 @@ def small_tmpfs(at: Path, nbytes: int) -> Iterator[Path]:
 
 
 def fill(at: Path, *, leave: int) -> Path:
-    """Fill the file system at `at` but for `leave` bytes; the file that does is returned, to be removed."""
+    """Fill the file system at `at` but for `leave` bytes; the file that does is returned, to be removed.
+
+    Raises:
+        OSError: others take the room faster than it can be filled.
+
+    """
     ballast = at / ".ballast"
-    free = os.statvfs(at)
     with ballast.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave)
+        for left in reversed(range(TRIES_TO_FILL)):
+            free = os.statvfs(at)
+            try:
+                os.posix_fallocate(file.fileno(), 0, max(free.f_bavail * free.f_frsize - leave, 1))
+            except OSError as error:
+                # Somebody wrote since the room was asked for; what was taken by halves is given back.
+                if error.errno != errno.ENOSPC or not left:
+                    ballast.unlink()
+                    raise
+                file.truncate(0)
+            else:
+                break
     return ballast
