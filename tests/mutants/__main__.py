@@ -53,19 +53,29 @@ def say(*lines: str) -> None:
     sys.stdout.flush()
 
 
+def part(text: str) -> tuple[int, int]:
+    """`0/4` → (0, 4): the part, and of how many."""
+    number, of = map(int, text.split("/"))
+    if not 0 <= number < of <= len(CATALOGUE):
+        raise ValueError(f"no part {number} of {of}")
+    return number, of
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try; default: all")
     parser.add_argument("--no-baseline", action="store_true", help="do not first see that every check passes without a bug")
+    parser.add_argument("--part", type=part, default=(0, 1), metavar="N/OF", help="every OF-th mutant only, from the N-th (0 is the first)")
     asked = parser.parse_args()
     names = asked.names
     known = {mutant.name: mutant for mutant in CATALOGUE}
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
-    chosen = [known[name] for name in names] if names else list(CATALOGUE)
+    first, step = asked.part
+    chosen = [known[name] for name in names] if names else list(CATALOGUE[first::step])
 
     with tempfile.TemporaryDirectory(prefix="statetap-mutants-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         clean = copy_tree(Path(folder) / "clean")
