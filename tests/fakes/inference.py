@@ -60,8 +60,8 @@ class FakeInferenceClient:
 
     `script` is consumed one outcome a request; when it is empty, `default` holds. `on_request` is awaited before a request's
     outcome: there a test publishes the dumps. `names` has the dumps that the answer to a rid names, if any, and `cached`
-    its cached tokens, if they are not the outcome's. `requests`, `prepared` and `aborted` record what was asked. A second request
-    while one is in flight is an AssertionError: that is invariant 1.
+    its cached tokens, if they are not the outcome's. `requests`, `timeouts`, `prepared` and `aborted` record what was
+    asked. A second request while one is in flight is an AssertionError: that is invariant 1.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class FakeInferenceClient:
         self.in_flight: tuple[GenerateSample, ...] = ()
         self.requests: list[tuple[GenerateSample, ...]] = []
         self.prepared: list[tuple[GenerateSample, ...]] = []
+        self.timeouts: list[float] = []
         self.aborted: list[str] = []
         self.hanging = asyncio.Event()
         self._verdict: asyncio.Future[bool] | None = None
@@ -97,6 +98,7 @@ class FakeInferenceClient:
             raise ValueError("a request needs at least one sample")
         self.in_flight = tuple(samples)
         self.requests.append(self.in_flight)
+        self.timeouts.append(timeout_seconds)
         try:
             if not self.up:
                 raise WorkerUnreachable("connection refused")

@@ -21,8 +21,8 @@ MOST_SAMPLES = 512
 # Requests that a judgement rests on.
 WINDOW_REQUESTS = 8
 LEAST_GROWTH, MOST_GROWTH = 2.0, 8.0
-# Growing that brings less of a share than this has not helped.
-HELPS = 0.01
+# By so much more the engine must run for each moment that it idles, or growing has not helped; twice as large should double it.
+HELPS = 1.25
 # After growing did not help, or a large request was lost, so many windows pass before it is tried again.
 REST_WINDOWS = 16
 
@@ -121,7 +121,7 @@ class BatchTuner:
             self._go(most, None, rests)
         elif share >= WANTED_SHARE:
             self._go(self.tokens, None, rests)
-        elif self._before is not None and share < self._before[1] + HELPS:
+        elif self._before is not None and _run_to_idle(share) < HELPS * _run_to_idle(self._before[1]):
             self._go(self._before[0], None, REST_WINDOWS)
         elif rests or tokens < self.tokens / 2:
             # At rest, or units do not even hold what a request might.
@@ -141,8 +141,11 @@ class BatchTuner:
 
 def _growth(share: float) -> float:
     """By how much larger requests would be busy enough, if what they idle stayed the same."""
-    missing = (1 - share) * WANTED_SHARE / ((1 - WANTED_SHARE) * share)
-    return min(max(missing, LEAST_GROWTH), MOST_GROWTH)
+    return min(max(_run_to_idle(WANTED_SHARE) / _run_to_idle(share), LEAST_GROWTH), MOST_GROWTH)
+
+
+def _run_to_idle(share: float) -> float:
+    return share / (1 - share)
 
 
 def _busy_and_span(requests: list[_Request]) -> tuple[int, int]:
