@@ -101,8 +101,8 @@ class MemoryAnswers:
 class FakeWorker:
     """A worker with its dump directory. `publish` says what a request makes it publish before it is answered.
 
-    `names` is what its answers call the dumps of each request; without an entry they say nothing of them. `stamps` says when the
-    pass of a dump ran, as (start, end) in nanoseconds; it is asked once a dump.
+    `names` is what its answers call the dumps of each request; without an entry they say nothing of them. `stamps` says when a
+    dump's pass began and ended, in nanoseconds.
     """
 
     def __init__(self, name: str, tap: TapSeen = TAP, *, announced: bool = True) -> None:
@@ -127,11 +127,6 @@ class FakeWorker:
     def asked(self) -> list[str]:
         """The rids of all its requests, in order."""
         return [sample.rid for request in self.client.requests for sample in request]
-
-    @property
-    def asked_together(self) -> list[list[int]]:
-        """The samples (dataset indices) of each of its requests, in order."""
-        return [[int(sample.rid.split("-")[3]) for sample in request] for request in self.client.requests]
 
     @property
     def asked_lengths(self) -> list[int]:
@@ -170,7 +165,7 @@ class FakeWorker:
         name = f"{self.tap.tap}/req_{self._sequence}"
         if by_tokens:
             self.names.setdefault(sample.rid, set()).update({name} if named else ())
-        start_ns, end_ns = self.stamps(sample)
+        stamps = self.stamps(sample)
         facts = DumpFacts(
             dump_id=f"req_{self._sequence}",
             sequence=self._sequence,
@@ -184,8 +179,8 @@ class FakeWorker:
             prompt_len=len(sample.token_ids) if by_tokens else None,
             token_ids=tokens.astype("<i4").tobytes() if by_tokens else None,
             name=name if by_tokens else None,
-            forward_start_ns=start_ns,
-            forward_end_ns=end_ns,
+            forward_start_ns=stamps[0],
+            forward_end_ns=stamps[1],
         )
         return self.source.put(facts, views, checksums.tobytes() if by_tokens else None, noticed=noticed)
 
