@@ -63,6 +63,7 @@ class Cluster:
     dumps: Path
     model: Path
     runtime: dict[str, Any] = field(default_factory=dict)
+    log_level: str = "debug"
     workers: dict[str, Worker] = field(default_factory=dict)
     service: Child | None = None
     url: str = ""
@@ -114,7 +115,7 @@ class Cluster:
             **self.runtime,
         }
         lines = [f"data_dir = {json.dumps(str(self.folder / 'data'))}", f"model = {json.dumps(str(self.model))}"]
-        lines += ["[server]", "port = 0", "[log]", 'level = "debug"', "[runtime]"]
+        lines += ["[server]", "port = 0", "[log]", f'level = "{self.log_level}"', "[runtime]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in runtime.items()]
         for worker in self.workers.values():
             lines += ["[[workers]]", f'name = "{worker.name}"', f'url = "http://127.0.0.1:{worker.port}"', "[workers.dumps]"]

@@ -114,7 +114,7 @@ class BatchTuner:
             return
         share = self.share = busy_ns / span_ns
         tokens = sum(request.tokens for request in requests) / len(requests)
-        seconds = sum(end - start for request in requests for start, end in request.passes) / len(requests) / 1e9
+        seconds = sum(_union(sorted(request.passes)) for request in requests) / len(requests) / 1e9
         most = min(MOST_TOKENS, int(tokens / seconds * MOST_SECONDS))
         rests = max(self._rests - 1, 0)
         if self.tokens > most:

@@ -192,6 +192,20 @@ def test_a_request_that_outlasts_a_judgement_may_still_be_lost():
     assert engine.taken == []
 
 
+def test_what_a_loss_may_cost_is_counted_in_time_not_in_stamps():
+    """Rows of one pass may be stamped one after the other, all from its beginning on."""
+    tuner = BatchTuner()
+    tuner.tokens = 4000
+    for number in range(WINDOW_REQUESTS):
+        rids = [f"{number}-{n}" for n in range(40)]
+        tuner.sent(dict.fromkeys(rids, 100))
+        begin = (1 + number * 1001) * MILLISECOND
+        for n, rid in enumerate(rids):
+            tuner.ran(rid, 100, begin, begin + (n + 1) * 25 * MILLISECOND)
+    assert tuner.share > WANTED_SHARE
+    assert tuner.tokens == 4000
+
+
 def test_passes_that_overlap_count_once():
     tuner = BatchTuner()
     for number in range(WINDOW_REQUESTS):
