@@ -1,8 +1,22 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
-from tests.mutants import blame, chaos, core_evidence, core_machines, data_plane, doctor, edges, layers, plugin, runtime, security
+from tests.mutants import (
+    batching,
+    blame,
+    chaos,
+    core_evidence,
+    core_machines,
+    data_plane,
+    doctor,
+    edges,
+    layers,
+    plugin,
+    runtime,
+    security,
+)
 
 CATALOGUE = (
+    *batching.MUTANTS,
     *blame.MUTANTS,
     *chaos.MUTANTS,
     *core_evidence.MUTANTS,
