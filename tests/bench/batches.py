@@ -27,6 +27,8 @@ GAP_SECONDS = 0.005
 SAMPLES = 600
 # Room for all samples: a unit's end is not what is measured here.
 ROWS_PER_SHARD = 131_072
+# By the end of these the size of requests is tuned.
+WARM_UP_JOBS = 2
 LOOK_SECONDS = 0.02
 
 
@@ -85,12 +87,12 @@ def rows(folder: Path, rounds: int) -> list[Row]:
             tuned, tuned_client = stack.enter_context(_service(home / "tuned", model))
             alone, alone_client = stack.enter_context(_service(home / "alone", model, max_batch_tokens=0))
             sides = {"tuned": (tuned, tuned_client), "alone": (alone, alone_client)}
-            for number in range(-1, rounds):
+            for number in range(-WARM_UP_JOBS, rounds):
                 for name, (made, client) in sides.items():
                     with watched(made.dumps / name) as passes:
                         job = made.run_job(client, samples, f"{number}.zarr", rows_per_shard=ROWS_PER_SHARD, rows_per_chunk=1024)
                     assert (job.state, job.progress.samples.stored) == ("completed", SAMPLES), job
-                    if number >= 0:  # the first job tunes
+                    if number >= 0:
                         measured[name].append(passes)
             tokens = [line["max_batch_tokens"] for line in tuned.log("worker.batch_tuned")]
     finally:
