@@ -87,6 +87,7 @@ class Runtime(Section):
 
     After `quarantine_failures` failed attempts in a row a worker is quarantined, for `quarantine_seconds` at first; after
     `quarantines_until_dead` of them in a row it is not used any more.
+    The samples of a request hold `max_batch_tokens` together at most, 0 is one sample a request; not set, each worker's is tuned.
     While a store's file system has less than `disk_reserve_bytes` free, its jobs are paused.
     """
 
@@ -94,6 +95,7 @@ class Runtime(Section):
     request_timeout_base_seconds: Seconds = 60.0
     request_timeout_seconds_per_1k_tokens: float = Field(default=30.0, ge=0)
     capture_timeout_seconds: Seconds = 30.0
+    max_batch_tokens: int | None = Field(default=None, ge=0)
     attempts_per_sample: Count = 4
     retry_backoff_seconds: float = Field(default=0.5, ge=0)
     quarantine_failures: int = Field(default=3, ge=2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import zarr
 
-from tests.bench import publishing, reading, report, writing
+from tests.bench import batches, publishing, reading, report, writing
 from tests.bench.material import publish
 from tests.bench.rows import Row
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disk", type=Path, default=Path("var"), help="a folder on the disk to write to")
-    parser.add_argument("--only", choices=["publishing", "writing", "reading"], help="part of it")
+    parser.add_argument("--only", choices=["publishing", "writing", "reading", "batches"], help="part of it")
     parser.add_argument("--save", type=Path, default=Path("var/bench"), help="where bench.json and bench.svg go")
     options = parser.parse_args()
     options.disk.mkdir(parents=True, exist_ok=True)
@@ -40,6 +40,8 @@ def main() -> None:
             rows += publishing.rows(shared / "publishing", options.samples, options.rows, options.hidden, options.rounds)
         if options.only in (None, "reading"):
             rows += reading.rows(material, disk, options.rounds)
+        if options.only in (None, "batches"):
+            rows += batches.rows(disk, options.rounds)
     finally:
         shutil.rmtree(shared)
         shutil.rmtree(disk)

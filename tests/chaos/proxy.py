@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -65,6 +65,12 @@ class Schedule:
             self.hits[sample].append(reasons)
         return fault
 
+    def share(self, fault: str, samples: Collection[int]) -> None:
+        """What befalls a request befalls these samples of it as well."""
+        for sample in samples:
+            if FAULTS[fault]:
+                self.hits[sample].append(FAULTS[fault])
+
     def disturb(self, reasons: frozenset[RefusalReason]) -> None:
         """From now on, and until it is called with no reasons. What is in flight is disturbed as well."""
         self.everywhere = reasons
@@ -118,16 +124,23 @@ class Proxy:
         body = await request.read()
         if request.path != "/generate":
             return await self._forward(request, body)
-        rid = orjson.loads(body)["rid"]
-        name = RequestName.parse(rid)
-        fault = self.schedule.next(name.sample) if name is not None else None
-        self._awaited.add(rid)
+        rids = orjson.loads(body)["rid"]
+        names = {rid: RequestName.parse(rid) for rid in ([rids] if isinstance(rids, str) else rids)}
+        faults = {rid: self.schedule.next(name.sample) if name is not None else None for rid, name in names.items()}
+        # The first fault that befalls the whole request; each dump may have one of its own.
+        whole = next((rid for rid, fault in faults.items() if fault in PROXY_FAULTS), None)
+        fault = faults[whole] if whole is not None else None
+        if fault is not None:
+            self.schedule.share(fault, [name.sample for rid, name in names.items() if name is not None and rid != whole])
+        self._awaited.update(names)
         try:
-            return await self._generate(request, body, rid, fault)
+            return await self._generate(request, body, fault, faults)
         finally:
-            self._awaited.discard(rid)
+            self._awaited.difference_update(names)
 
-    async def _generate(self, request: web.Request, body: bytes, rid: str, fault: str | None) -> web.StreamResponse:
+    async def _generate(
+        self, request: web.Request, body: bytes, fault: str | None, faults: Mapping[str, str | None]
+    ) -> web.StreamResponse:
         match fault:
             case "request delayed":
                 await asyncio.sleep(DELAY_SECONDS)
@@ -138,8 +151,9 @@ class Proxy:
             case "request sent twice":
                 await self._forward(request, body)
         answer = await self._forward(request, body)
-        for publish in self.relay.publish(rid, fault if fault in DUMP_FAULTS else None):
-            self._spawn(_after(LATE_SECONDS if fault == "dump late" else TOO_LATE_SECONDS, publish))
+        for rid, of_dump in faults.items():
+            for publish in self.relay.publish(rid, of_dump if of_dump in DUMP_FAULTS else None):
+                self._spawn(_after(LATE_SECONDS if of_dump == "dump late" else TOO_LATE_SECONDS, publish))
         match fault:
             case "answer lost":
                 return _cut(request)

@@ -20,8 +20,9 @@ SLOW = ("request hangs", "dump too late")
 
 @pytest.fixture(scope="module")
 def schedules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessSchedules]:
+    """One sample a request, so that samples that are asked for again count requests; `make chaos` has requests of several."""
     model = small_model(tmp_path_factory.mktemp("model") / "llama")
-    with chaos_cluster(tmp_path_factory.mktemp("cluster"), model) as cluster:
+    with chaos_cluster(tmp_path_factory.mktemp("cluster"), model, max_batch_tokens=0) as cluster:
         yield ProcessSchedules.begin(cluster)
 
 

@@ -138,7 +138,9 @@ class VirtualSchedule:
         self.random = random = Random(seed)
         self.strict = random.random() < 0.3
         tap = replace(TAP, identity=Identity.COUNT) if self.strict else TAP
-        self.world = ChaosWorld(random, *[tap] * random.choice((1, 2, 2, 3)))
+        # Drawn apart, so that the same seed still means the same faults.
+        batch_tokens = Random(-seed - 1).choice((None, 0, 6, 12, 100))
+        self.world = ChaosWorld(random, *[tap] * random.choice((1, 2, 2, 3)), max_batch_tokens=batch_tokens)
         # By count, samples of one row are nobody's; equal lengths stand in a row as they come.
         self.lengths = [random.randint(2, 8) for _ in range(random.randint(8, 24))]
         self.spells: list[str] = []

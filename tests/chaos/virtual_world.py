@@ -12,12 +12,19 @@ import numpy as np
 from statetap.core.capture import RefusalReason
 from statetap.core.requests import RequestName
 from statetap.core.spec import Identity
-from statetap.ports import GenerateSample, LedgerError, RequestRefused, RequestTimedOut, TapSeen, WorkerUnreachable
+from statetap.ports import (
+    GenerateSample,
+    InferenceError,
+    LedgerError,
+    RequestRefused,
+    RequestTimedOut,
+    TapSeen,
+    WorkerUnreachable,
+)
 
 from tests.fakes.clock import HandClock
 from tests.fakes.dumps import FakeDump
 from tests.fakes.harness import FakeWorker, World
-from tests.fakes.inference import Answer
 from tests.fakes.ledger import FakeLedger
 
 R = RefusalReason
@@ -109,14 +116,20 @@ class ChaosWorker(FakeWorker):
             self.quiet_period_seconds = 0.05
 
     async def _on_request(self, samples: Sequence[GenerateSample]) -> None:
-        (sample,) = samples
+        """Each sample may have a fault of its own; what befalls the request befalls all of its samples."""
         chaos = self._chaos
-        fault = chaos.fault_of(sample)
+        faults = [chaos.fault_of(sample) for sample in samples]
         await chaos.clock.sleep(chaos.random.uniform(0.02, 0.4))
         if self.name in chaos.unreachable:
-            chaos.hit(sample, R.REQUEST_FAILED)
+            chaos.hit_all(samples)
             raise WorkerUnreachable("connection refused")
-        await self._do(fault, sample)
+        for fault, sample in zip(faults, samples, strict=True):
+            try:
+                await self._do(fault, sample)
+            except InferenceError:
+                # What it does to its own sample is noted already.
+                chaos.hit_all([other for other in samples if other is not sample])
+                raise
         await chaos.clock.sleep(chaos.random.choice((0.0, 0.05)))
 
     async def _do(self, fault: str | None, sample: GenerateSample) -> None:
@@ -183,7 +196,7 @@ class ChaosWorker(FakeWorker):
             case "lost by publisher":
                 self.source.lose(sample.rid, "over budget")
             case "prefix cached":
-                self.client.script.appendleft(Answer(cached_tokens=max(1, rows // 2)))
+                self.client.cached[sample.rid] = max(1, rows // 2)
                 if rows > 1:
                     self.put(sample, rows // 2)
             case _:
@@ -239,6 +252,11 @@ class ChaosWorld(World):
         if fault is not None:
             self._note(fault, sample, (REQUEST_FAULTS | TOKEN_FAULTS)[fault])
         return fault
+
+    def hit_all(self, samples: Sequence[GenerateSample]) -> None:
+        """A request fails as a whole."""
+        for sample in samples:
+            self.hit(sample, R.REQUEST_FAILED)
 
     def hit(self, sample: GenerateSample, reason: RefusalReason) -> None:
         name = RequestName.parse(sample.rid)

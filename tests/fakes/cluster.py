@@ -63,11 +63,11 @@ class Cluster:
     dumps: Path
     model: Path
     runtime: dict[str, Any] = field(default_factory=dict)
+    log_level: str = "debug"
     workers: dict[str, Worker] = field(default_factory=dict)
     service: Child | None = None
     url: str = ""
     starts: int = 0
-    log_level: str = "debug"
 
     # --- processes ------------------------------------------------------------------------------------------------------
 

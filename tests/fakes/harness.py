@@ -101,7 +101,8 @@ class MemoryAnswers:
 class FakeWorker:
     """A worker with its dump directory. `publish` says what a request makes it publish before it is answered.
 
-    `names` is what its answers call the dumps of each request; without an entry they say nothing of them.
+    `names` is what its answers call the dumps of each request; without an entry they say nothing of them. `stamps` says when a
+    dump's pass began and ended, in nanoseconds.
     """
 
     def __init__(self, name: str, tap: TapSeen = TAP, *, announced: bool = True) -> None:
@@ -112,6 +113,7 @@ class FakeWorker:
         self.names: dict[str, set[str]] = {}
         self.client = FakeInferenceClient(on_request=self._on_request, facts=self.facts, names=self.names)
         self.publish: Callable[[GenerateSample], None] = self.publish_whole
+        self.stamps: Callable[[GenerateSample], tuple[int, int]] = lambda _: (0, 0)
         self.quiet_period_seconds = 0.0
         self._sequence = 0
         if announced:
@@ -164,6 +166,7 @@ class FakeWorker:
         name = f"{self.tap.tap}/req_{self._sequence}"
         if by_tokens:
             self.names.setdefault(sample.rid, set()).update({name} if named else ())
+        stamps = self.stamps(sample)
         facts = DumpFacts(
             dump_id=f"req_{self._sequence}",
             sequence=self._sequence,
@@ -177,6 +180,8 @@ class FakeWorker:
             prompt_len=len(sample.token_ids) if by_tokens else None,
             token_ids=tokens.astype("<i4").tobytes() if by_tokens else None,
             name=name if by_tokens else None,
+            forward_start_ns=stamps[0],
+            forward_end_ns=stamps[1],
         )
         return self.source.put(facts, views, checksums.tobytes() if by_tokens else None, noticed=noticed)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statetap.ports import (
     GenerateAnswer,
     GenerateSample,
+    Outcome,
     RequestRefused,
     RequestTimedOut,
     ServerFacts,
@@ -23,6 +24,14 @@ class Answer:
 
     cached_tokens: int = 0
     next_token: int = 7
+
+
+@dataclass(frozen=True)
+class AnswerSome:
+    """Answer the samples at these places, and refuse each of the others for itself."""
+
+    answered: tuple[int, ...]
+    status: int = 503
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class Hang:
     """Say nothing until the time-out, `expire()`, or `wake()` (then answer)."""
 
 
-Outcome = Answer | Refuse | Unreachable | Hang
+Scripted = Answer | AnswerSome | Refuse | Unreachable | Hang
 FACTS = ServerFacts("0.5.23", "/models/tiny", 4096)
 OnRequest = Callable[[Sequence[GenerateSample]], Awaitable[None]]
 
@@ -50,14 +59,15 @@ class FakeInferenceClient:
     """One worker, in memory.
 
     `script` is consumed one outcome a request; when it is empty, `default` holds. `on_request` is awaited before a request's
-    outcome: there a test publishes the dumps. `names` has the dumps that the answer to a rid names, if any. `requests` and
-    `aborted` record what was asked. A second request while one is in flight is an AssertionError: that is invariant 1.
+    outcome: there a test publishes the dumps. `names` has the dumps that the answer to a rid names, if any, and `cached`
+    its cached tokens, if they are not the outcome's. `requests`, `timeouts`, `prepared` and `aborted` record what was
+    asked. A second request while one is in flight is an AssertionError: that is invariant 1.
     """
 
     def __init__(
         self,
-        *script: Outcome,
-        default: Outcome = Answer(),
+        *script: Scripted,
+        default: Scripted = Answer(),
         on_request: OnRequest | None = None,
         facts: ServerFacts = FACTS,
         names: Mapping[str, Collection[str]] | None = None,
@@ -67,21 +77,28 @@ class FakeInferenceClient:
         self.on_request = on_request
         self.facts = facts
         self.names = {} if names is None else names
+        self.cached: dict[str, int] = {}
         self.up = True
         self.closed = False
         self.in_flight: tuple[GenerateSample, ...] = ()
         self.requests: list[tuple[GenerateSample, ...]] = []
+        self.prepared: list[tuple[GenerateSample, ...]] = []
+        self.timeouts: list[float] = []
         self.aborted: list[str] = []
         self.hanging = asyncio.Event()
         self._verdict: asyncio.Future[bool] | None = None
 
-    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[GenerateAnswer]:
+    def prepare(self, samples: Sequence[GenerateSample]) -> None:
+        self.prepared.append(tuple(samples))
+
+    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[Outcome]:
         assert not self.closed, "generate on a closed client"
         assert not self.in_flight, f"{samples[0].rid} was sent while {self.in_flight[0].rid} is in flight"
         if not samples:
             raise ValueError("a request needs at least one sample")
         self.in_flight = tuple(samples)
         self.requests.append(self.in_flight)
+        self.timeouts.append(timeout_seconds)
         try:
             if not self.up:
                 raise WorkerUnreachable("connection refused")
@@ -122,7 +139,7 @@ class FakeInferenceClient:
         if not self.up:
             raise WorkerUnreachable("connection refused")
 
-    async def _outcome(self, outcome: Outcome, samples: Sequence[GenerateSample], timeout_seconds: float) -> list[GenerateAnswer]:
+    async def _outcome(self, outcome: Scripted, samples: Sequence[GenerateSample], timeout_seconds: float) -> list[Outcome]:
         match outcome:
             case Refuse(status, message):
                 raise RequestRefused(status, message)
@@ -133,13 +150,19 @@ class FakeInferenceClient:
                 return self._answers(Answer(), samples)
             case Answer():
                 return self._answers(outcome, samples)
+            case AnswerSome(answered, status):
+                answers = self._answers(Answer(), samples)
+                return [
+                    answer if place in answered else RequestRefused(status, f"{answer.rid} was aborted")
+                    for place, answer in enumerate(answers)
+                ]
 
-    def _answers(self, outcome: Answer, samples: Sequence[GenerateSample]) -> list[GenerateAnswer]:
+    def _answers(self, outcome: Answer, samples: Sequence[GenerateSample]) -> list[Outcome]:
         return [
             GenerateAnswer(
                 sample.rid,
                 len(sample.token_ids),
-                outcome.cached_tokens,
+                self.cached.get(sample.rid, outcome.cached_tokens),
                 outcome.next_token,
                 frozenset(self.names[sample.rid]) if sample.rid in self.names else None,
             )

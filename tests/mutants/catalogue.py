@@ -1,6 +1,7 @@
 """The planted bugs: what each breaks, where, and which check must notice. Every invariant of the design has one here."""
 
 from tests.mutants import (
+    batching,
     blame,
     chaos,
     core_evidence,
@@ -18,6 +19,7 @@ from tests.mutants import (
 )
 
 CATALOGUE = (
+    *batching.MUTANTS,
     *blame.MUTANTS,
     *chaos.MUTANTS,
     *core_evidence.MUTANTS,

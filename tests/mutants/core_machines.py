@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         name="unit-same-rid-on-retry",
         file="service/statetap/core/unit.py",
-        old="RequestName(self.key.job, self.key.unit, sample, at.attempts, self.key.fence)",
+        old="RequestName(self.key.job, self.key.unit, sample, self._samples[sample].attempts + 1, self.key.fence)",
         new="RequestName(self.key.job, self.key.unit, sample, 1, self.key.fence)",
         catcher=tests("tests/unit/core/test_unit.py"),
         breaks="a request id is new for every attempt, so a late dump is a stray by name",
@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         name="unit-rid-without-fence",
         file="service/statetap/core/unit.py",
-        old="sample, at.attempts, self.key.fence).rid",
-        new="sample, at.attempts, 0).rid",
+        old="self._samples[sample].attempts + 1, self.key.fence).rid",
+        new="self._samples[sample].attempts + 1, 0).rid",
         catcher=tests("tests/unit/core/test_unit.py"),
         breaks="a request id is new under every lease",
     ),

@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         name="runtime-uses-a-doubted-worker",
         file=f"{RUNTIME}/driver.py",
-        old="                await self._ports.client.abort(self._doubted)\n",
+        old="                await self._ports.client.abort(rid)\n",
         new="                pass\n",
         catcher=tests(f"{TESTS}/test_workers.py"),
         breaks="a request that timed out is aborted before its worker is used again",
@@ -234,8 +234,8 @@ MUTANTS = (
     Mutant(
         name="runtime-asks-another-boot-unseen",
         file=f"{RUNTIME}/driver.py",
-        old="            self._require_identity()\n            self.failures",
-        new="            self.failures",
+        old="            self._require_identity()\n            self.meter.ended",
+        new="            self.meter.ended",
         catcher=tests(f"{TESTS}/test_ranks.py"),
         breaks="a worker that was started again in mid-request is identified before it is asked again",
     ),

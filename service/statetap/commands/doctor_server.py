@@ -33,4 +33,9 @@ class DoctorClient(SglangClient):
         body = orjson.loads(generate_body(samples))
         body["sampling_params"] |= {"max_new_tokens": new_tokens, "ignore_eos": True}
         reply = await self._call("POST", "/generate", timeout_seconds, orjson.dumps(body))
-        return read_answers(self._json("/generate", reply), [sample.rid for sample in samples])
+        answers: list[GenerateAnswer] = []
+        for outcome in read_answers(self._json("/generate", reply), [sample.rid for sample in samples]):
+            if isinstance(outcome, RequestRefused):
+                raise outcome
+            answers.append(outcome)
+        return answers

@@ -1,5 +1,7 @@
 """Whose fault failed attempts are: the sample's or the worker's.
 
+Attempts of one request count as one failure of its worker.
+
 A failure alone says nothing. A sample that failed at a second worker is at fault itself, and so is one that failed again at a
 worker which captured another sample in between. A worker is at fault when so many attempts failed there in a row, at two samples
 at least, that it can hardly be the samples. Attempts stand in the order in which they were sent: what was asked for before a
@@ -19,16 +21,17 @@ LEAST_SAMPLES = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An attempt at a sample (dataset index) of a unit that brought no capture, and why."""
+    """An attempt at a sample (dataset index) of a unit that failed, and why. `costs`: it used up some of the sample's budget."""
 
     unit: UnitId
     sample: int
     reason: str
+    costs: bool = True
 
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one boot of a worker. `streak` has (number of the attempt, failure) since the newest captured attempt."""
+    """What is known of one boot of a worker. `streak` has (number of the request, failure) since the newest captured attempt."""
 
     asked: int = 0
     captures: int = 0
@@ -39,7 +42,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An attempt under way: its `number` at its worker, and how many captures that one had brought by then."""
+    """An attempt under way: the `number` of its request at its worker, and how many captures that one had brought by then."""
 
     sample: int
     worker: str
@@ -57,9 +60,10 @@ class Blame:
         self._asked: dict[UnitId, dict[str, _Asked]] = {}
         self._failed_at: dict[UnitId, dict[int, set[tuple[str, int]]]] = {}
 
-    def asked(self, unit: UnitId, rid: str, sample: int, worker: str) -> None:
+    def asked(self, unit: UnitId, rid: str, sample: int, worker: str, *, in_company: bool = False) -> None:
+        """An attempt begins; `in_company`: in one request with the last one at this worker."""
         record = self._records[worker]
-        record.asked += 1
+        record.asked += not in_company
         asked = _Asked(sample, worker, record, record.asked, record.captures)
         self._asked.setdefault(unit, {})[rid] = asked
 
@@ -78,7 +82,7 @@ class Blame:
         """The attempt is over and is nobody's fault that is to be found out here."""
         self._over(unit, rid)
 
-    def failed(self, unit: UnitId, rid: str, reason: str) -> tuple[Failure, ...]:
+    def failed(self, unit: UnitId, rid: str, reason: str, *, costs: bool = True) -> tuple[Failure, ...]:
         """The failures that turn out to be the worker's: all that convict it, each one that follows, else none."""
         asked = self._over(unit, rid)
         if asked is None or asked.record is not self._records.get(asked.worker):
@@ -89,14 +93,15 @@ class Blame:
         if len(failed_at) > 1:
             self._clear(unit, asked.sample)
             return ()
-        record, failure = asked.record, Failure(unit, asked.sample, reason)
+        record, failure = asked.record, Failure(unit, asked.sample, reason, costs)
         if record.convicted:
             return (failure,)
-        if asked.number < record.newest_capture:
+        if asked.number <= record.newest_capture:
             return ()
         record.streak.append((asked.number, failure))
         samples = {(failure.unit, failure.sample) for _, failure in record.streak}
-        if len(record.streak) < self._failures or len(samples) < LEAST_SAMPLES:
+        requests = {number for number, _ in record.streak}
+        if len(requests) < self._failures or len(samples) < LEAST_SAMPLES:
             return ()
         blamed = tuple(failure for _, failure in record.streak)
         record.convicted, record.streak = True, []

@@ -116,6 +116,10 @@ class UnitMachine(Machine[UnitPhase]):
             return []
         return sorted((sample for sample, at in self._samples.items() if at.waits), key=self.losses)
 
+    def next_rid(self, sample: int) -> str:
+        """What the next attempt at this sample will be called."""
+        return RequestName(self.key.job, self.key.unit, sample, self._samples[sample].attempts + 1, self.key.fence).rid
+
     def losses(self, sample: int) -> int:
         """How many attempts at this sample brought no capture, whosever fault that was."""
         return self._samples[sample].losses
@@ -225,10 +229,9 @@ class UnitMachine(Machine[UnitPhase]):
         at = self._samples[event.sample]
         if not at.waits:
             raise ValueError(f"{self.name}: sample {event.sample} is not waiting for a worker")
+        sample, rid = event.sample, self.next_rid(event.sample)
         at.attempts += 1
         at.worker = event.worker
-        sample = event.sample
-        rid = RequestName(self.key.job, self.key.unit, sample, at.attempts, self.key.fence).rid
         at.live = self._attempts[rid] = Attempt(
             rid, sample, event.worker, at.expected, event.identity, event.chunk, probation=event.probation
         )

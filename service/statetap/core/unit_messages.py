@@ -15,12 +15,14 @@ from statetap.core.spec import Identity
 class Fault(StrEnum):
     """What a failed attempt counts as: the sample's own fault, which is final, or one attempt used up.
 
-    Or nobody's, which uses up nothing: there was no room for the dump, or the service itself gave the attempt up.
+    Or nobody's, which uses up nothing: there was no room for the dump, or the service itself gave the attempt up. `company`: its
+    request of several samples failed as a whole, which uses up nothing either, and is held against the worker as one failure.
     """
 
     SAMPLE = "sample"
     ATTEMPT = "attempt"
     NOBODY = "nobody"
+    COMPANY = "company"
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import DynamicCache
 
 from statetap.embedded.model import TappedModel
@@ -180,24 +181,30 @@ class Scheduler:
         capture = extend or self._publish_decode
         self._forward_pass += 1
         start_ns = time.monotonic_ns()
-        outputs = [self._model.run(p.token_ids, p.sequence.cache, capture=capture) for p in parts]
-        end_ns = time.monotonic_ns()
-        for part, output in zip(parts, outputs, strict=True):
+        next_tokens = []
+        for part in parts:
+            output = self._model.run(part.token_ids, part.sequence.cache, capture=capture)
+            next_tokens.append(output.next_token)
             if capture:
-                name = self._outlet.publish(
-                    PublishedRows(
-                        rid=part.sequence.request.rid,
-                        token_ids=part.token_ids,
-                        prefix_len=part.prefix_len,
-                        prompt_len=len(part.sequence.request.token_ids),
-                        forward_pass=self._forward_pass,
-                        forward_start_ns=start_ns,
-                        forward_end_ns=end_ns,
-                        states=output.states,
-                    )
-                )
-                part.sequence.named += [] if name is None else [name]
-            self._advance(part, output.next_token)
+                self._publish(part, output.states, start_ns)
+        for part, next_token in zip(parts, next_tokens, strict=True):
+            self._advance(part, next_token)
+
+    def _publish(self, part: _Part, states: Mapping[str, torch.Tensor], start_ns: int) -> None:
+        """In mid-pass, so that a batch's states are not all held at once: the pass ends with its last rows, not with these."""
+        name = self._outlet.publish(
+            PublishedRows(
+                rid=part.sequence.request.rid,
+                token_ids=part.token_ids,
+                prefix_len=part.prefix_len,
+                prompt_len=len(part.sequence.request.token_ids),
+                forward_pass=self._forward_pass,
+                forward_start_ns=start_ns,
+                forward_end_ns=time.monotonic_ns(),
+                states=states,
+            )
+        )
+        part.sequence.named += [] if name is None else [name]
 
     def _extend_parts(self) -> list[_Part]:
         parts: list[_Part] = []

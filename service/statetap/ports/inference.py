@@ -54,6 +54,10 @@ class GenerateAnswer:
     dumps: frozenset[str] | None = None
 
 
+Outcome = GenerateAnswer | RequestRefused
+"""What came of one sample of a request that was answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """From `/server_info` and `/model_info`. `context_length` in tokens, None if the server does not tell."""
@@ -66,7 +70,13 @@ class ServerFacts:
 class InferenceClient(Protocol):
     """One worker's HTTP interface. It never retries: the runtime decides."""
 
-    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[GenerateAnswer]: ...
+    def prepare(self, samples: Sequence[GenerateSample]) -> None:
+        """Make ready what `generate` would send for exactly these samples. Nothing is sent; only the latest is kept."""
+        ...
+
+    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[Outcome]:
+        """Prefill the samples as one request: what came of each, in their order. It raises what befell the request as a whole."""
+        ...
 
     async def abort(self, rid: str) -> None: ...
 

@@ -26,8 +26,8 @@ class Blaming:
         driver = self._drivers.get(worker)
         return driver is not None and driver.machine.on_probation
 
-    def asked(self, unit: UnitId, request: msg.SendRequest) -> None:
-        self._blame.asked(unit, request.rid, request.sample, request.worker)
+    def asked(self, unit: UnitId, request: msg.SendRequest, *, in_company: bool) -> None:
+        self._blame.asked(unit, request.rid, request.sample, request.worker, in_company=in_company)
         if self.is_probation(request.worker):
             self._drivers[request.worker].quarantine.probe_with(request.rid)
 
@@ -40,7 +40,8 @@ class Blaming:
 
     def failed(self, unit: UnitId, failure: msg.AttemptFailed) -> None:
         driver = self._drivers.get(failure.worker)
-        is_open = failure.fault is msg.Fault.ATTEMPT
+        costs = failure.fault is msg.Fault.ATTEMPT
+        is_open = costs or failure.fault is msg.Fault.COMPANY
         if driver is not None and driver.quarantine.probe == failure.rid:
             self._blame.excused(unit, failure.rid)
             if is_open:
@@ -49,7 +50,7 @@ class Blaming:
                 driver.quarantine.probe_said_nothing()
         elif driver is None or not is_open:
             self._blame.excused(unit, failure.rid)
-        elif blamed := self._blame.failed(unit, failure.rid, failure.reason):
+        elif blamed := self._blame.failed(unit, failure.rid, failure.reason, costs=costs):
             if driver.machine.barred is None:
                 driver.quarantine.impose(_reason(blamed))
             self._forgive(blamed)
@@ -62,7 +63,8 @@ class Blaming:
                 driver.quarantine.probe_said_nothing()
 
     def _forgive(self, blamed: Sequence[Failure]) -> None:
-        for (unit, sample), failures in Counter((failure.unit, failure.sample) for failure in blamed).items():
+        paid = Counter((failure.unit, failure.sample) for failure in blamed if failure.costs)
+        for (unit, sample), failures in paid.items():
             if unit in self._open_units:
                 self._open_units[unit].forgive(sample, failures)
 

@@ -6,7 +6,7 @@ Exactly one request is in flight (the worker machine forbids a second).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -27,6 +27,8 @@ from statetap.ports import (
     GenerateSample,
     InferenceClient,
     InferenceError,
+    Outcome,
+    RequestRefused,
     RequestTimedOut,
     TapRefused,
     TapSeen,
@@ -37,6 +39,7 @@ from statetap.runtime.dump_space import DumpSpace
 from statetap.runtime.fencing import FenceFailed, Fencing
 from statetap.runtime.loss_pause import LossPause
 from statetap.runtime.quarantine import Quarantine
+from statetap.runtime.request_meter import RequestMeter
 from statetap.runtime.waiting import wait_or_sleep
 from statetap.runtime.worker_taps import NotUsable, WorkerTaps
 from statetap.settings import Runtime
@@ -82,8 +85,6 @@ class WorkerDriver:
         self.tap: TapSeen | None = None
         self.context_length: int | None = None
         self.fencing: Fencing | None = None
-        self.requests = 0
-        self.failures = 0
         self._ports = ports
         self.space = DumpSpace(metrics.dump_bytes.labels(worker=record.name).set)
         self._pause = LossPause(settings.retry_backoff_seconds, clock, changed.set)
@@ -94,6 +95,7 @@ class WorkerDriver:
         self._metrics = metrics
         self._log = log.bind(worker=record.name)
         self._blame = blame
+        self.meter = RequestMeter(record.name, settings.max_batch_tokens, clock=clock, metrics=metrics, log=self._log)
         self.quarantine = Quarantine(
             record.name, self.machine, changed.set, clock=clock, settings=settings, metrics=metrics, log=self._log
         )
@@ -107,12 +109,14 @@ class WorkerDriver:
             log=self._log,
             on_tap=self._take_tap,
             on_stray=self._saw_stray,
+            on_rows=self.meter.ran,
+            on_crowded=self.meter.lost,
         )
         self._taps = WorkerTaps()
         self._identified: tuple[str | None, TapSeen] | None = None
         self._throttle = Throttler(rate_limit=1, period=1 / ports.requests_per_second) if ports.requests_per_second else None
         self._probing: asyncio.Task[None] | None = None
-        self._doubted: str | None = None
+        self._doubted: tuple[str, ...] = ()
         self._watched = False
         if record.draining:
             self.machine.handle(Drained())
@@ -146,47 +150,56 @@ class WorkerDriver:
         if self._throttle is not None:
             await self._throttle.acquire()  # type: ignore[no-untyped-call]
 
+    def prepare(self, samples: Sequence[GenerateSample]) -> None:
+        """Make a request ready that may be asked for next."""
+        self._ports.client.prepare(samples)
+
     async def ask(self, sample: GenerateSample) -> GenerateAnswer:
-        """Send one sample and wait for the answer, within a time that grows with its tokens.
+        """Send one sample. InferenceError: there is no answer to it."""
+        (outcome,) = await self.ask_together([sample])
+        if isinstance(outcome, RequestRefused):
+            raise outcome
+        return outcome
+
+    async def ask_together(self, samples: Sequence[GenerateSample]) -> list[Outcome]:
+        """Send samples as one request, known by its first rid, and wait for what comes of each: as long as their tokens allow.
 
         Raises:
-            InferenceError: there was none.
+            InferenceError: there was no answer at all.
             IllegalTransition: a request is in flight already.
         """
-        timeout = self.timeout_seconds(len(sample.token_ids))
-        self.machine.handle(Sent(sample.rid, probe=sample.rid == self.quarantine.probe))
-        self.requests += 1
-        self._metrics.worker_in_flight.labels(worker=self.name).set(1)
-        started = self._clock.monotonic()
+        rids = tuple(sample.rid for sample in samples)
+        lengths = {sample.rid: len(sample.token_ids) for sample in samples}
+        self.machine.handle(Sent(rids[0], probe=rids[0] == self.quarantine.probe))
+        self.meter.sent(lengths)
         outcome = "answered"
         try:
-            (answer,) = await self._ports.client.generate([sample], timeout_seconds=timeout)
+            outcomes = await self._ports.client.generate(samples, timeout_seconds=self.timeout_seconds(sum(lengths.values())))
         except WorkerUnreachable as error:
             outcome = "unreachable"
             self._lose(str(error))
             raise
         except RequestTimedOut as error:
             outcome = "timed_out"
-            self._doubt(sample.rid, str(error))
+            self._doubt(rids, str(error))
             raise
         except InferenceError:
             outcome = "refused"
-            self.machine.handle(Answered(sample.rid))
+            self.machine.handle(Answered(rids[0]))
             raise
         except BaseException:
             # Cancelled, or an error that nobody foresaw: it may run on.
             outcome = "given_up"
-            self._doubt(sample.rid, "the request was given up")
+            self._doubt(rids, "the request was given up")
             raise
         else:
-            self.machine.handle(Answered(sample.rid))
-            return answer
+            self.machine.handle(Answered(rids[0]))
+            if all(isinstance(one, RequestRefused) for one in outcomes):
+                outcome = "refused"
+            return outcomes
         finally:
             self._require_identity()
-            self.failures += outcome != "answered"
-            self._metrics.worker_in_flight.labels(worker=self.name).set(0)
-            self._metrics.requests_total.labels(worker=self.name, outcome=outcome).inc()
-            self._metrics.request_seconds.labels(worker=self.name).observe(self._clock.monotonic() - started)
+            self.meter.ended(outcome)
             self._changed.set()
 
     def timeout_seconds(self, tokens: int) -> float:
@@ -303,10 +316,10 @@ class WorkerDriver:
             self._log.warning(events.WORKER_UNREACHABLE, reason=reason)
         self._changed.set()
 
-    def _doubt(self, rid: str, reason: str) -> None:
-        self._doubted = rid
-        self.machine.handle(Doubted(rid, reason))
-        self._log.warning(events.WORKER_SUSPECT, rid=rid, reason=reason)
+    def _doubt(self, rids: tuple[str, ...], reason: str) -> None:
+        self._doubted = rids
+        self.machine.handle(Doubted(rids[0], reason))
+        self._log.warning(events.WORKER_SUSPECT, rid=rids[0], samples=len(rids), reason=reason)
         self._nudged.set()
 
     async def _probe_forever(self) -> None:
@@ -329,8 +342,8 @@ class WorkerDriver:
         if self.busy or self.machine.state is WorkerState.DRAINING:
             return
         try:
-            if self.machine.state is WorkerState.SUSPECT and self._doubted is not None:
-                await self._ports.client.abort(self._doubted)
+            for rid in self._doubted if self.machine.state is WorkerState.SUSPECT else ():
+                await self._ports.client.abort(rid)
             up = await self._ports.client.is_up()
             asks = self._identified is None or self.machine.state is WorkerState.SUSPECT
             facts = await self._ports.client.server_facts() if up and asks else None
@@ -366,7 +379,7 @@ class WorkerDriver:
         if self.machine.tap != said.tap:
             self._blame.forget_worker(self.name)
         if self.machine.state is WorkerState.SUSPECT:
-            self._doubted = None
+            self._doubted = ()
             self.machine.handle(Cleared())
         else:
             self.machine.handle(Identified(said.tap))

@@ -43,7 +43,10 @@ class Inboxes:
 
 
 class DumpIntake:
-    """Takes the events of one worker's dump source. `on_tap` hears of its taps, `on_stray` of dumps that are nobody's."""
+    """Takes the events of one worker's dump source. `on_tap` hears of its taps, `on_stray` of dumps that are nobody's.
+
+    `on_rows` hears of dumps that are a unit's, `on_crowded` of the rids for whose dumps there was no room.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,8 @@ class DumpIntake:
         log: FilteringBoundLogger,
         on_tap: Callable[[TapSeen | TapRefused], None],
         on_stray: Callable[[DumpFacts], None],
+        on_rows: Callable[[DumpFacts], None],
+        on_crowded: Callable[[str], None],
     ) -> None:
         self.router = DumpRouter(inboxes.open.keys(), inboxes.expected_back)
         self._worker = worker
@@ -68,6 +73,8 @@ class DumpIntake:
         self._log = log
         self._on_tap = on_tap
         self._on_stray = on_stray
+        self._on_rows = on_rows
+        self._on_crowded = on_crowded
         self._releases: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -103,6 +110,8 @@ class DumpIntake:
     def _lost(self, loss: CaptureLost) -> None:
         """Want of room is nobody's fault: the pause is all that answers it, however often it comes."""
         fault = Fault.NOBODY if loss.for_want_of_room else Fault.ATTEMPT
+        if loss.for_want_of_room:
+            self._on_crowded(loss.rid)
         pause_seconds = self._pause.lost() if self.lose_capture(loss.rid, loss.reason, fault) else 0.0
         self._log.warning(events.DUMP_LOST, rid=loss.rid, reason=loss.reason, pause_seconds=round(pause_seconds, 3))
 
@@ -112,6 +121,7 @@ class DumpIntake:
             case ToUnit(unit, rid):
                 self._pause.published()
                 self._inboxes.open[unit].take_dump(rid, facts, dump)
+                self._on_rows(facts)
             case Parked(unit):
                 self._space.park(unit, facts.rid or "", facts, dump)
             case Stray(reason):

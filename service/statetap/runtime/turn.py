@@ -1,13 +1,17 @@
 """A turn: one worker lent to one unit's run, until no sample waits for it any more.
 
-By tokens the next request leaves as soon as the answer to the last one is in, while its capture is still being collected; by
-count the next request waits until the lifecycle before it is closed, and a fence stands wherever two might be confused.
+By tokens a request carries as many samples as the worker's tuner says. The next one is made ready while it is in flight, and
+leaves as soon as the answer is in, while captures are still being collected. By count a request carries one sample, the next one
+waits until the lifecycle before it is closed, and a fence stands wherever two might be confused.
+
+What befalls a request of several samples says nothing of any of them: each goes again, alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Refusal, RefusalReason
@@ -32,6 +36,7 @@ class Turn:
     async def take(self) -> None:
         """Ask the worker for every sample that waits, until none does or the worker is not free any more."""
         run, driver = self._run, self._driver
+        driver.meter.tuner.paused()
         while driver.free and run.waiting_for(driver.name, self._elsewhere):
             await driver.pace()
             samples = run.waiting_for(driver.name, self._elsewhere)
@@ -39,9 +44,38 @@ class Turn:
                 # What was so before the wait need not be so after it.
                 return
             if driver.fencing is None:
-                await self._send(samples[0], run.assign(samples[0], driver.name, Identity.TOKENS, None))
+                await self._ask(self._together(samples))
             elif not await self._go_on_strictly(driver.fencing, samples):
                 return
+
+    def _together(self, samples: Sequence[int]) -> list[int]:
+        """The first of the samples and those that may go with it, in placement order."""
+        run, driver = self._run, self._driver
+        if driver.machine.on_probation or run.was_lost(samples[0]):
+            return [samples[0]]
+        fresh = list(takewhile(lambda sample: not run.was_lost(sample), samples))
+        return fresh[: driver.meter.tuner.take(run.length(sample) for sample in fresh)]
+
+    async def _ask(self, samples: Sequence[int]) -> None:
+        run, driver = self._run, self._driver
+        rids = [
+            run.assign(sample, driver.name, Identity.TOKENS, None, in_company=number > 0) for number, sample in enumerate(samples)
+        ]
+        preparing = asyncio.create_task(self._prepare_next(), name=f"prepare {driver.name}")
+        try:
+            await self._send(dict(zip(rids, samples, strict=True)))
+        finally:
+            preparing.cancel()
+
+    async def _prepare_next(self) -> None:
+        """Make ready what will probably be asked for next. If it comes otherwise, it is made anew."""
+        # First the request that is in flight goes out.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        run, driver = self._run, self._driver
+        if waiting := run.waiting_for(driver.name, self._elsewhere):
+            names = [(run.next_rid(sample), sample) for sample in self._together(waiting)]
+            driver.prepare([GenerateSample(rid, run.tokens(sample), rid) for rid, sample in names])
 
     async def _go_on_strictly(self, fencing: Fencing, samples: Sequence[int]) -> bool:
         """Ask for one of the samples, or send the fence that must come first. False: the worker is to be left alone for now."""
@@ -67,32 +101,58 @@ class Turn:
         gate.sent(length)
         captured = False
         try:
-            await self._send(sample, rid)
+            await self._send({rid: sample})
             captured = await outcome
         finally:
             driver.end_lifecycle()
             if not captured:
                 gate.doubt(length)
 
-    async def _send(self, sample: int, rid: str) -> None:
-        """Send one request and post what came of it."""
+    async def _send(self, asked: dict[str, int]) -> None:
+        """Send one request, of these attempts (rid to sample), and post what came of each."""
         run, driver = self._run, self._driver
-        if (stranger := run.outside_vocabulary(sample)) is not None:
-            # One such id kills an SGLang server.
-            self._fail(rid, RefusalReason.OUTSIDE_VOCABULARY, f"the model has no token id {stranger}", msg.Fault.SAMPLE)
+        for rid, sample in list(asked.items()):
+            if (stranger := run.outside_vocabulary(sample)) is not None:
+                # One such id kills an SGLang server.
+                del asked[rid]
+                self._fail(rid, RefusalReason.OUTSIDE_VOCABULARY, f"the model has no token id {stranger}", msg.Fault.SAMPLE)
+        if not asked:
             return
         try:
-            answer = await driver.ask(GenerateSample(rid, run.tokens(sample), rid))
+            outcomes = await driver.ask_together([GenerateSample(rid, run.tokens(sample), rid) for rid, sample in asked.items()])
         except asyncio.CancelledError:
-            self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name} was taken away", msg.Fault.NOBODY)
+            for rid in asked:
+                self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name} was taken away", msg.Fault.NOBODY)
             raise
         except InferenceError as error:
-            run.log.warning(events.REQUEST_FAILED, worker=driver.name, rid=rid, reason=str(error))
-            permanent = isinstance(error, RequestRefused) and error.status in PERMANENT_REFUSALS
-            fault = msg.Fault.SAMPLE if permanent else msg.Fault.ATTEMPT
-            self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name}: {error}", fault)
+            self._fail_together(list(asked), error)
             return
-        run.take_answer(RecordedAnswer(rid, sample, driver.name, answer.next_token), answer)
+        for (rid, sample), outcome in zip(asked.items(), outcomes, strict=True):
+            if isinstance(outcome, RequestRefused):
+                self._refused(rid, outcome, msg.Fault.SAMPLE if _is_permanent(outcome) else msg.Fault.ATTEMPT)
+            else:
+                run.take_answer(RecordedAnswer(rid, sample, driver.name, outcome.next_token), outcome)
+
+    def _fail_together(self, rids: Sequence[str], error: InferenceError) -> None:
+        """The whole request failed."""
+        permanent, several = _is_permanent(error), len(rids) > 1
+        if not permanent:
+            self._driver.meter.lost(rids[0])
+        if several:
+            # What is refused for good is the fault of one of them, and the others need not be lucky with it.
+            fault = msg.Fault.NOBODY if permanent else msg.Fault.COMPANY
+        else:
+            fault = msg.Fault.SAMPLE if permanent else msg.Fault.ATTEMPT
+        for rid in rids:
+            self._refused(rid, error, fault)
+
+    def _refused(self, rid: str, error: InferenceError, fault: msg.Fault) -> None:
+        self._run.log.warning(events.REQUEST_FAILED, worker=self._driver.name, rid=rid, reason=str(error))
+        self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {self._driver.name}: {error}", fault)
 
     def _fail(self, rid: str, reason: RefusalReason, detail: str, fault: msg.Fault) -> None:
         self._run.post(msg.RequestFailed(rid, str(Refusal(reason, detail)), fault))
+
+
+def _is_permanent(error: InferenceError) -> bool:
+    return isinstance(error, RequestRefused) and error.status in PERMANENT_REFUSALS

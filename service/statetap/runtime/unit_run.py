@@ -115,7 +115,7 @@ class UnitRun:
 
     def fresh_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
         """Those of `waiting_for` of which no attempt was lost."""
-        return [sample for sample in self.waiting_for(worker, elsewhere) if self.machine.losses(sample) == 0]
+        return [sample for sample in self.waiting_for(worker, elsewhere) if not self.was_lost(sample)]
 
     def close_to_workers(self) -> None:
         """Ask no worker for anything any more; what is in flight may end."""
@@ -137,20 +137,28 @@ class UnitRun:
     def tokens(self, sample: int) -> NDArray[np.int32]:
         return self._tokens[sample]
 
+    def next_rid(self, sample: int) -> str:
+        """What the next attempt at it will be called."""
+        return self.machine.next_rid(sample)
+
     def outside_vocabulary(self, sample: int) -> int | None:
         """A token id of the sample that the model does not have, None if there is none."""
         tokens = self._tokens[sample]
         least, most = int(tokens.min()), int(tokens.max())
         return least if least < 0 else most if most >= self.spec.model.vocab_size else None
 
-    def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None) -> str:
-        """Begin an attempt at this worker; returns its rid."""
+    def was_lost(self, sample: int) -> bool:
+        """Whether an attempt at it brought no capture. Such a sample goes alone: what befalls it then is its own."""
+        return self.machine.losses(sample) > 0
+
+    def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None, *, in_company: bool = False) -> str:
+        """Begin an attempt at this worker; returns its rid. `in_company`: in one request with the last one assigned to it."""
         self._work.attempted(worker)
         self._attempted(worker, "attempts")
         probation = self._blaming.is_probation(worker)
         (command,) = self.machine.handle(msg.Assigned(sample, worker, identity, chunk, probation))
         assert isinstance(command, msg.SendRequest)  # noqa: S101 - what the machine promises for Assigned
-        self._blaming.asked(self.id, command)
+        self._blaming.asked(self.id, command, in_company=in_company)
         return command.rid
 
     def await_attempt(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[bool]:

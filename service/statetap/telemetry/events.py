@@ -125,8 +125,15 @@ WORKER_READY: Final = _event("worker.ready", "worker tap model context_length", 
 WORKER_UNREACHABLE: Final = _event(
     "worker.unreachable", "worker reason", "A worker does not answer; it is asked again now and then."
 )
+WORKER_BATCH_TUNED: Final = _event(
+    "worker.batch_tuned",
+    "worker max_batch_tokens before busy_share",
+    "The requests to a worker hold more or fewer tokens from now on; `busy_share`: of the time in which its engine ran a pass.",
+)
 WORKER_SUSPECT: Final = _event(
-    "worker.suspect", "worker rid reason", "A request timed out and may still run; the worker waits for its end."
+    "worker.suspect",
+    "worker rid samples reason",
+    "A request timed out and may still run; the worker waits for its end. `rid`: of the first of its samples.",
 )
 WORKER_QUARANTINED: Final = _event(
     "worker.quarantined",

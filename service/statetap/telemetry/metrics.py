@@ -7,6 +7,7 @@ from contextlib import suppress
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+REQUEST_SAMPLES_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 # A request lasts from one short prompt's prefill to the limit for a long batch.
 REQUEST_SECONDS_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
@@ -32,6 +33,20 @@ class Metrics:
             buckets=REQUEST_SECONDS_BUCKETS,
             registry=self.registry,
         )
+        self.request_samples = Histogram(
+            "statetap_request_samples",
+            "Samples that a request carries.",
+            ["worker"],
+            buckets=REQUEST_SAMPLES_BUCKETS,
+            registry=self.registry,
+        )
+        self.request_tokens_total = self._counter("request_tokens_total", "Tokens of the samples that were asked for.", "worker")
+        self.batch_tokens = self._gauge(
+            "batch_tokens", "What the samples of a request may hold together: as set, or as tuned; 0 is one sample.", "worker"
+        )
+        self.engine_busy_share = self._gauge(
+            "engine_busy_share", "Share of time in which a pass ran, over the last requests that followed each other.", "worker"
+        )
         self.capture_refusals_total = self._counter(
             "capture_refusals_total", "Captures that were refused, by kind of reason.", "reason"
         )
@@ -45,7 +60,7 @@ class Metrics:
 
     def forget_worker(self, worker: str) -> None:
         """Drop the gauges of a worker that left the pool; its counters stay, as counters must."""
-        for gauge in (self.worker_up, self.worker_in_flight, self.dump_bytes):
+        for gauge in (self.worker_up, self.worker_in_flight, self.dump_bytes, self.batch_tokens, self.engine_busy_share):
             with suppress(KeyError):  # never measured
                 gauge.remove(worker)
 

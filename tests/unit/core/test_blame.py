@@ -149,3 +149,34 @@ def test_any_story_blames_workers_only_for_what_no_other_evidence_explains(story
                 assert len(blamed) >= LIMIT
                 assert len({failure.sample for failure in blamed}) > 1
                 assert len(blamed) <= len(since[worker])
+
+
+def fail_together(court, worker, *samples):
+    """One request for these samples, which fails; what it convicts the worker of, as sample numbers."""
+    rids = []
+    for number, sample in enumerate(samples):
+        court.asked += 1
+        rids.append(str(court.asked))
+        court.blame.asked(UNIT, rids[-1], sample, worker, in_company=number > 0)
+    return [failure.sample for rid in rids for failure in court.blame.failed(UNIT, rid, "broken", costs=False)]
+
+
+def test_a_request_of_many_samples_is_one_failure(court):
+    assert fail_together(court, "a", *range(20)) == []
+    assert fail_together(court, "a", 20, 21) == []
+    assert fail_together(court, "a", 22, 23) == [*range(23), 23]
+
+
+def test_a_capture_clears_the_worker_of_what_failed_in_the_same_request(court):
+    court.fails("a", 0, 1)
+    for number, sample in enumerate((2, 3, 4)):
+        court.blame.asked(UNIT, f"r{sample}", sample, "a", in_company=number > 0)
+    assert court.blame.failed(UNIT, "r2", "broken") != ()
+    court = Court()
+    court.fails("a", 0, 1)
+    for number, sample in enumerate((2, 3, 4)):
+        court.blame.asked(UNIT, f"r{sample}", sample, "a", in_company=number > 0)
+    court.blame.captured(UNIT, "r3")
+    assert court.blame.failed(UNIT, "r2", "broken") == ()
+    assert court.blame.failed(UNIT, "r4", "broken") == ()
+    assert court.fails("a", 5, 6) == []

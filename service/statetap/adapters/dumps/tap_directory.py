@@ -140,6 +140,8 @@ class TapDirectory:
             retraction_count=metadata.retraction_count,
             token_ids=bytes(dump.tensors[TOKEN_IDS].data),
             name=f"{self._path.name}/{stem(dump_number(name) or 0)}",
+            forward_start_ns=metadata.forward_start_ns,
+            forward_end_ns=metadata.forward_end_ns,
         )
 
     def _release(self, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from statetap.ports import GenerateAnswer, RequestRefused
+from statetap.ports import GenerateAnswer, Outcome, RequestRefused
 
 MALFORMED = 502
 ABORTED = 503
@@ -15,25 +15,35 @@ COMPLAINT_CHARS = 500
 DUMPS_KEY = "statetap_dumps"
 
 
-def read_answers(reply: Any, rids: Sequence[str]) -> list[GenerateAnswer]:
-    """The answers to the samples `rids`, in their order: a JSON object for one sample, a list of them for several.
+def read_answers(reply: Any, rids: Sequence[str]) -> list[Outcome]:
+    """What came of the samples `rids`, in their order: the reply is a JSON object for one sample, a list of them for several.
 
-    Raises:
-        RequestRefused: 503 (or the status that the worker gives) where it aborted a sample, 502 where the reply does not fit the
-            request.
+    An answer belongs to the sample whose rid it bears, wherever it stands. A sample that the worker aborted is refused with 503
+    (or the status that the worker gives); one without exactly one readable answer is refused with 502.
     """
     replies = reply if isinstance(reply, list) else [reply]
-    if len(replies) != len(rids):
-        raise RequestRefused(MALFORMED, f"{len(replies)} answers to a request of {len(rids)} samples")
-    return [_read_answer(one, rid) for one, rid in zip(replies, rids, strict=True)]
+    metas = [meta if isinstance(meta := _member(one, "meta_info"), dict) else {} for one in replies]
+    return [
+        _outcome([(one, meta) for one, meta in zip(replies, metas, strict=True) if meta.get("id") == rid], rid, metas)
+        for rid in rids
+    ]
 
 
-def _read_answer(reply: Any, rid: str) -> GenerateAnswer:
-    meta = reply.get("meta_info") if isinstance(reply, dict) else None
-    if not isinstance(meta, dict):
-        raise RequestRefused(MALFORMED, f"the answer to {rid} has no meta_info")
-    if meta.get("id") != rid:
-        raise RequestRefused(MALFORMED, f"the answer to {rid} is for {meta.get('id')!r}")
+def _outcome(named: Sequence[tuple[Any, dict[str, Any]]], rid: str, metas: Sequence[dict[str, Any]]) -> Outcome:
+    try:
+        if len(named) != 1:
+            seen = ", ".join(repr(meta.get("id")) for meta in metas)
+            raise RequestRefused(MALFORMED, f"{len(named)} answers to {rid}; the reply answers {seen:.200}")
+        return _read_answer(*named[0], rid)
+    except RequestRefused as refused:
+        return refused
+
+
+def _member(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _read_answer(reply: Any, meta: dict[str, Any], rid: str) -> GenerateAnswer:
     finish = meta.get("finish_reason")
     if isinstance(finish, dict) and finish.get("type") == "abort":
         status = finish.get("status_code")

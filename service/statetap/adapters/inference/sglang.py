@@ -15,9 +15,9 @@ import orjson
 
 from statetap.adapters.inference.answers import complaint, read_answers, read_context_length
 from statetap.ports import (
-    GenerateAnswer,
     GenerateSample,
     InferenceError,
+    Outcome,
     RequestRefused,
     RequestTimedOut,
     ServerFacts,
@@ -45,19 +45,28 @@ class SglangClient:
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
         self._session: aiohttp.ClientSession | None = None
+        self._prepared: tuple[list[str], bytes] = ([], b"")
 
-    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[GenerateAnswer]:
-        """Prefill the samples as one request and ask each for one token at temperature 0; answers in the samples' order.
+    def prepare(self, samples: Sequence[GenerateSample]) -> None:
+        """Make the body of a request that may be asked for next: told apart by its rids, each of which is one attempt's alone."""
+        self._prepared = _rids(samples), generate_body(samples)
+
+    async def generate(self, samples: Sequence[GenerateSample], *, timeout_seconds: float) -> list[Outcome]:
+        """Prefill the samples as one request and ask each for one token at temperature 0; outcomes in the samples' order.
 
         Raises:
             WorkerUnreachable: no connection, or it broke before the whole answer was here.
             RequestTimedOut: no answer within `timeout_seconds`.
-            RequestRefused: an HTTP error; 503 for a request that the worker aborted, 502 for an answer that makes no sense.
+            RequestRefused: an HTTP error; 502 for an answer that is not JSON.
         """
         if not samples:
             raise ValueError("a request needs at least one sample")
-        reply = await self._call("POST", "/generate", timeout_seconds, generate_body(samples))
-        return read_answers(self._json("/generate", reply), [sample.rid for sample in samples])
+        rids = _rids(samples)
+        prepared, body = self._prepared
+        if prepared != rids:
+            body = generate_body(samples)
+        reply = await self._call("POST", "/generate", timeout_seconds, body)
+        return read_answers(self._json("/generate", reply), rids)
 
     async def abort(self, rid: str) -> None:
         """Ask the worker to drop a request; that it knows none of that id is no error."""
@@ -138,7 +147,7 @@ class SglangClient:
 def generate_body(samples: Sequence[GenerateSample]) -> bytes:
     """The JSON body of `/generate`: plain values for one sample, lists of the same length for several."""
     ids = [np.ascontiguousarray(sample.token_ids) for sample in samples]
-    rids = [sample.rid for sample in samples]
+    rids = _rids(samples)
     keys = [sample.extra_key for sample in samples]
     single = len(samples) == 1
     body = {
@@ -148,3 +157,7 @@ def generate_body(samples: Sequence[GenerateSample]) -> bytes:
         "sampling_params": {"max_new_tokens": 1, "temperature": 0},
     }
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _rids(samples: Sequence[GenerateSample]) -> list[str]:
+    return [sample.rid for sample in samples]

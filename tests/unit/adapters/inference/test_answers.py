@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from statetap.adapters.inference.answers import complaint, read_answers, read_context_length
 from statetap.ports import GenerateAnswer, RequestRefused
@@ -19,21 +21,38 @@ def test_without_output_the_next_token_is_unknown(output):
     assert read_answers(reply("a") | {"output_ids": output}, ["a"])[0].next_token == -1
 
 
+def test_answers_belong_to_the_samples_whose_rids_they_bear_wherever_they_stand():
+    first, second, third = read_answers([reply("c"), reply("a"), reply("b")], ["a", "b", "c"])
+    assert [outcome.rid for outcome in (first, second, third)] == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ([reply("a")], "1 answers to a request of 2"),
-        ([reply("b"), reply("a")], "for 'b'"),
-        ([reply("a"), {"output_ids": [1]}], "no meta_info"),
-        ([reply("a"), "text"], "no meta_info"),
+        ([reply("a")], "0 answers to b; the reply answers 'a'"),
+        ([reply("x"), reply("a")], "0 answers to b; the reply answers 'x', 'a'"),
+        ([reply("b"), reply("a"), reply("b")], "2 answers to b"),
+        ([reply("a"), {"output_ids": [1]}], "0 answers to b; the reply answers 'a', None"),
+        ([reply("a"), "text"], "0 answers to b"),
         ([reply("a"), reply("b", prompt_tokens=None)], "lacks token counts"),
         ([reply("a"), reply("b") | {"output_ids": ["x"]}], "lacks token counts"),
+        ([reply("a"), reply("b", statetap_dumps=1)], "it must be lists of names"),
+        ([reply("a"), reply("b", finish_reason={"type": "abort"})], "the worker aborted b"),
     ],
 )
-def test_an_answer_that_does_not_fit_the_request_is_refused(answers, reason):
-    with pytest.raises(RequestRefused, match=reason) as caught:
-        read_answers(answers, ["a", "b"])
-    assert caught.value.status == 502
+def test_a_sample_without_a_good_answer_is_refused_and_its_neighbour_is_not(answers, reason):
+    neighbour, refused = read_answers(answers, ["a", "b"])
+    assert neighbour == GenerateAnswer("a", 3, 1, 5)
+    assert isinstance(refused, RequestRefused)
+    assert refused.status in (502, 503)
+    assert reason in refused.message
+
+
+@pytest.mark.parametrize("answer", [{}, [], "text", None, reply("b")])
+def test_a_lone_sample_without_its_answer_is_refused(answer):
+    (refused,) = read_answers(answer, ["a"])
+    assert isinstance(refused, RequestRefused)
+    assert refused.status == 502
 
 
 @pytest.mark.parametrize(
@@ -53,17 +72,19 @@ def test_the_dumps_that_an_answer_names_are_those_of_its_last_token(named, known
 
 @pytest.mark.parametrize("named", ["b-0/req_1", {"a": 1}, 1, ["b-0/req_1"], [None], [[1]], [["b-0/req_1", None]]])
 def test_names_of_another_form_are_refused(named):
-    with pytest.raises(RequestRefused, match=r"has statetap_dumps .* it must be lists of names") as caught:
-        read_answers(reply("a", statetap_dumps=named), ["a"])
-    assert caught.value.status == 502
+    (refused,) = read_answers(reply("a", statetap_dumps=named), ["a"])
+    assert isinstance(refused, RequestRefused)
+    assert refused.status == 502
+    assert re.search(r"has statetap_dumps .* it must be lists of names", refused.message)
 
 
 @pytest.mark.parametrize(("finish", "status"), [({}, 503), ({"status_code": 500}, 500), ({"status_code": 200}, 503)])
 def test_an_abort_is_a_refusal(finish, status):
     aborted = reply("a", finish_reason={"type": "abort", "message": "Abort in waiting queue"} | finish)
-    with pytest.raises(RequestRefused, match="Abort in waiting queue") as caught:
-        read_answers(aborted, ["a"])
-    assert caught.value.status == status
+    (refused,) = read_answers(aborted, ["a"])
+    assert isinstance(refused, RequestRefused)
+    assert refused.status == status
+    assert "Abort in waiting queue" in refused.message
 
 
 @pytest.mark.parametrize(

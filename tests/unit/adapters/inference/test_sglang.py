@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from statetap.adapters.inference import sglang
 from statetap.adapters.inference.sglang import SglangClient, generate_body
 from statetap.ports import GenerateSample, RequestRefused, ServerFacts, WorkerUnreachable
 
@@ -67,6 +69,40 @@ def test_several_samples_are_sent_as_lists():
     assert body["input_ids"] == [[1, 2, 3], [0, 2, 4, 6]]
     assert body["rid"] == ["a", "b"]
     assert body["extra_key"] == ["k", "l"]
+
+
+def answering(bodies: list[dict[str, Any]]) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = orjson.loads(await request.read())
+        bodies.append(body)
+        meta = {"prompt_tokens": 3, "cached_tokens": 0, "finish_reason": {"type": "length"}}
+        rids = [body["rid"]] if isinstance(body["rid"], str) else body["rid"]
+        answers = [{"output_ids": [7], "meta_info": meta | {"id": rid}} for rid in rids]
+        return web.json_response(answers if isinstance(body["rid"], list) else answers[0])
+
+    return handler
+
+
+async def test_what_was_prepared_is_sent_if_it_is_what_is_asked_for(serve, monkeypatch):
+    bodies: list[dict[str, Any]] = []
+    client, _ = await serve({"/generate": answering(bodies)})
+    other = GenerateSample("b", np.array([4, 5, 6], np.int32), "l")
+    made: list[list[str]] = []
+
+    def counted(samples):
+        made.append([sample.rid for sample in samples])
+        return generate_body(samples)
+
+    monkeypatch.setattr(sglang, "generate_body", counted)
+    client.prepare([SAMPLE, other])
+    await client.generate([SAMPLE, other], timeout_seconds=30)
+    assert made == [["a", "b"]]
+    client.prepare([SAMPLE, other])
+    await client.generate([other], timeout_seconds=30)
+    await client.generate([other, SAMPLE], timeout_seconds=30)
+    assert made == [["a", "b"], ["a", "b"], ["b"], ["b", "a"]]
+    assert [body["rid"] for body in bodies] == [["a", "b"], "b", ["b", "a"]]
+    assert [body["input_ids"] for body in bodies] == [[[1, 2, 3], [4, 5, 6]], [4, 5, 6], [[4, 5, 6], [1, 2, 3]]]
 
 
 async def test_an_answer_that_is_not_json_is_refused(serve):
