@@ -99,7 +99,7 @@ def wire(settings: Settings) -> Wired:
     log = structlog.get_logger()
     clock = SystemClock()
     metrics = Metrics()
-    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / LEDGER_FILE}")
+    ledger = SqlLedger(f"sqlite:///{settings.data_dir / LEDGER_FILE}")
     store = ZarrStore()
     writer = LocalShardWriter(parallel=settings.runtime.writer_threads)
     inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)

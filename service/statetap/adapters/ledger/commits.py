@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from statetap.adapters.ledger.bulk import insert_rows
 from statetap.adapters.ledger.counts import add_counts, counter_of
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, writing
 from statetap.adapters.ledger.schema import events, samples, shard_objects, signed, units
 from statetap.adapters.ledger.units import held_unit
 from statetap.core.records import JobCounts, SampleStatus, SampleVerdict, ShardObject, UnitLease, UnitState
@@ -26,8 +25,10 @@ class SqlCommits:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def commit_unit(
+    @writing
+    def commit_unit(
         self,
+        connection: Connection,
         lease: UnitLease,
         verdicts: Sequence[SampleVerdict],
         objects: Sequence[ShardObject],
@@ -45,28 +46,25 @@ class SqlCommits:
             LedgerError: a verdict for a sample of another unit, none for a pending one, or one that says nothing.
         """
         unit = lease.unit
-        async with self._db.writing() as connection:
-            held = await held_unit(connection, lease)
-            if held is None:
-                raise LeaseLost(
-                    f"unit {unit.index} of job {unit.job!r} is not leased to {lease.owner!r} under fence {lease.fence}"
-                )
-            placed = select(samples.c.sample, samples.c.status, samples.c.length)
-            rows = await connection.execute(placed.where(samples.c.job == held.job, samples.c.unit == held.unit))
-            changes = _judge(unit.index, {row.sample: (SampleStatus(row.status), row.length) for row in rows}, verdicts)
-            changes["bytes_stored"] += bytes_stored
-            changes["units_committed"] += 1
-            await _record_verdicts(connection, held.job, verdicts)
-            rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
-            await insert_rows(connection, shard_objects, rows_of_objects)
-            await connection.execute(
-                update(units)
-                .where(units.c.job == held.job, units.c.unit == held.unit)
-                .values(state=UnitState.COMMITTED, committed_at=at, owner=None, expires_at=None)
-            )
-            if event is not None:
-                await connection.execute(insert(events).values(job=unit.job, name=event.name, at=at, data=dict(event.data)))
-            return await add_counts(connection, held.job, changes)
+        held = held_unit(connection, lease)
+        if held is None:
+            raise LeaseLost(f"unit {unit.index} of job {unit.job!r} is not leased to {lease.owner!r} under fence {lease.fence}")
+        placed = select(samples.c.sample, samples.c.status, samples.c.length)
+        rows = connection.execute(placed.where(samples.c.job == held.job, samples.c.unit == held.unit))
+        changes = _judge(unit.index, {row.sample: (SampleStatus(row.status), row.length) for row in rows}, verdicts)
+        changes["bytes_stored"] += bytes_stored
+        changes["units_committed"] += 1
+        _record_verdicts(connection, held.job, verdicts)
+        rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
+        insert_rows(connection, shard_objects, rows_of_objects)
+        connection.execute(
+            update(units)
+            .where(units.c.job == held.job, units.c.unit == held.unit)
+            .values(state=UnitState.COMMITTED, committed_at=at, owner=None, expires_at=None)
+        )
+        if event is not None:
+            connection.execute(insert(events).values(job=unit.job, name=event.name, at=at, data=dict(event.data)))
+        return add_counts(connection, held.job, changes)
 
 
 def _judge(unit: int, placed: _Placed, verdicts: Sequence[SampleVerdict]) -> Counter[str]:
@@ -101,10 +99,10 @@ def _require_sense(unit: int, verdict: SampleVerdict, placed: _Placed, judged: s
         raise LedgerError(f"sample {verdict.sample} of unit {unit} failed without a reason")
 
 
-async def _record_verdicts(connection: AsyncConnection, job_number: int, verdicts: Sequence[SampleVerdict]) -> None:
+def _record_verdicts(connection: Connection, job_number: int, verdicts: Sequence[SampleVerdict]) -> None:
     if not verdicts:
         return
-    await connection.execute(
+    connection.execute(
         update(samples).where(samples.c.job == job_number, samples.c.sample == bindparam("judged")),
         [
             {

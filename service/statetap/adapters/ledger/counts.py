@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import Row, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, update
 
 from statetap.adapters.ledger.schema import jobs
 from statetap.core.records import JobCounts, SampleStatus
@@ -25,7 +24,7 @@ def counts_of(row: Row[Any]) -> JobCounts:
     return JobCounts(**{name: row._mapping[name] for name in COUNTERS})
 
 
-async def add_counts(connection: AsyncConnection, job_number: int, changes: Counter[str]) -> JobCounts:
+def add_counts(connection: Connection, job_number: int, changes: Counter[str]) -> JobCounts:
     """Add `changes` (which may be negative) to the job's counters and return what they are now."""
     statement = (
         update(jobs)
@@ -33,4 +32,4 @@ async def add_counts(connection: AsyncConnection, job_number: int, changes: Coun
         .values({name: jobs.c[name] + changes[name] for name in COUNTERS})
         .returning(*(jobs.c[name] for name in COUNTERS))
     )
-    return counts_of((await connection.execute(statement)).one())
+    return counts_of(connection.execute(statement).one())
