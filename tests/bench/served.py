@@ -59,14 +59,16 @@ class Served:
     service: Child | None = None
     url: str = ""
 
-    def start_service(self, *, module: str = "statetap", arguments: Sequence[str] = ("serve",)) -> SyncStatetapClient:
+    def start_service(
+        self, *, module: str = "statetap", arguments: Sequence[str] = ("serve",), timeout_seconds: float = 60.0
+    ) -> SyncStatetapClient:
         """Start the service as its users do, or as another module does it; returns a client once it listens."""
         config = self.folder / "statetap.toml"
         config.write_text(self._settings(), encoding="utf-8")
         self.service = Child("service", module, [*arguments, "--config", str(config)], self.folder / "service.log")
         started = self.service.wait_for("service.started", START_SECONDS)
         self.url = f"http://127.0.0.1:{started['port']}"
-        return SyncStatetapClient(self.url)
+        return SyncStatetapClient(self.url, timeout_seconds=timeout_seconds)
 
     def stop_service(self) -> None:
         if self.service is not None:
@@ -129,7 +131,9 @@ def served(disk: Path, shape: Shape) -> Iterator[Served]:
     options += ["--hidden", str(shape.hidden), "--longest", str(shape.longest), "--budget-bytes", str(shape.budget_bytes)]
     options += ["--plain"] if shape.plain else []
     with (folder / "stand-ins.log").open("wb") as log:
-        stand_ins = subprocess.Popen([sys.executable, "-m", "tests.bench.stand_ins", *options], stdout=subprocess.PIPE, stderr=log)
+        stand_ins = subprocess.Popen(
+            [sys.executable, "-m", "tests.bench.stand_ins", *options], stdout=subprocess.PIPE, stderr=log
+        )
     made = Served(folder, dumps, shape, ())
     try:
         assert stand_ins.stdout is not None

@@ -50,7 +50,7 @@ MUTANTS = (
     Mutant(
         name="runtime-lends-a-busy-run",
         file=f"{RUNTIME}/dispatcher.py",
-        old="if run.id in self._turns.values() or not",
+        old="if run.id in lent or not",
         new="if not",
         catcher=tests(f"{TESTS}/test_dispatch.py"),
         breaks="a unit is asked of one worker at a time",

@@ -151,6 +151,8 @@ class JobCourse:
         before = await self._states.current(job)
         record = await self._states.move(job, PauseAsked(), reason)
         if (record.state, record.reason) != (before.state, before.reason):
+            # For what was leased ahead of it.
+            self._pool.changed.set()
             await self._tell_of_waiting(job, reason)
 
     async def resume(self, job: str) -> None:

@@ -91,6 +91,8 @@ class UnitRun:
         self._lost: list[LostAttempt] = []
         self._writes = 0
         self._closed_to_workers = False
+        self.begun = False
+        """Whether a worker was asked for any of it, under this lease or one before."""
 
     # --- what it needs of a worker ----------------------------------------------------------------------------------------
 
@@ -105,6 +107,11 @@ class UnitRun:
         now = self._ports.clock.monotonic()
         due = [sample for sample in self.machine.waiting() if self._not_before.get(sample, 0.0) <= now]
         return [s for s in due if worker not in (failed_on := self.machine.failed_on(s)) or not elsewhere(failed_on)]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some of its samples wait for a worker, now or after a back-off."""
+        return not self._closed_to_workers and bool(self.machine.waiting())
 
     def close_to_workers(self) -> None:
         """Ask no worker for anything any more; what is in flight may end."""
@@ -134,6 +141,7 @@ class UnitRun:
 
     def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None) -> str:
         """Begin an attempt at this worker; returns its rid."""
+        self.begun = True
         self._count(worker, "attempts")
         self._attempted(worker, "attempts")
         (command,) = self.machine.handle(msg.Assigned(sample, worker, identity, chunk))
@@ -161,6 +169,7 @@ class UnitRun:
         """Use what an earlier lease of this unit left in shared memory instead of asking again."""
         for answer in self._ports.answers.recall(*self.id):
             if answer.sample in self._rows:
+                self.begun = True
                 self.post(msg.Recalled(answer.rid, answer.sample, answer.worker, answer.next_token))
         for driver in drivers:
             for rid, facts, dump in driver.space.take_parked(self.id):
@@ -209,11 +218,8 @@ class UnitRun:
 
     async def _release(self, dumps: Sequence[Dump]) -> None:
         """In a thread: to unlink a gigabyte takes the better part of a tenth of a second."""
-        for dump in dumps:
-            try:
-                await asyncio.to_thread(dump.release)
-            except Exception as error:  # noqa: BLE001 - a dump that stays costs room, not the unit
-                self.log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
+        for dump, error in await asyncio.to_thread(_release_all, dumps):
+            self.log.warning(events.DUMP_REJECTED, dump=dump.facts.dump_id, reason=f"cannot be removed: {error}")
 
     async def _digest(self, rid: str, views: Mapping[str, Mapping[str, memoryview]]) -> None:
         digests = {dump_id: await self._ports.inspector.digest(view) for dump_id, view in views.items()}
@@ -386,3 +392,14 @@ class UnitRun:
         except Exception as error:
             self.log.exception(events.UNIT_CRASHED)
             await self.abandon(f"{type(error).__name__}: {error}", give_back=True)
+
+
+def _release_all(dumps: Sequence[Dump]) -> list[tuple[Dump, Exception]]:
+    """Release the dumps; returns those that could not be. A dump that stays costs room, not the unit."""
+    failures: list[tuple[Dump, Exception]] = []
+    for dump in dumps:
+        try:
+            dump.release()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the others are released
+            failures.append((dump, error))
+    return failures
