@@ -1,13 +1,11 @@
-"""A job of a million samples: how long it takes to plan, in how much memory, and how soon a half-done one goes on after a start."""
+"""A job of a million samples: how long it takes to plan, in how much memory, and how soon it goes on after a start."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
 
 from statetap.core.records import SampleStatus, UnitState
 from statetap.runtime.tally import CommitReport
@@ -15,12 +13,14 @@ from statetap.runtime.views import WorkerTally
 from statetap.telemetry import events
 from statetap_client.schemas import JobRequest, PlacementChoice
 
+from tests.bench.measures import Peak, cpu_seconds, memory_bytes
 from tests.bench.rows import Row
-from tests.bench.served import DATASET, Served, Shape, cpu_seconds, make_dataset, memory_bytes, served, wait_until
+from tests.bench.served import DATASET, Served, Shape, make_dataset, served, wait_until
 
 # As for a model of hidden size 7168 with four states: 23 samples of 200 tokens a unit.
 ROWS_PER_SHARD = 4608
 HIDDEN = 8
+ROW_BYTES = 4 * HIDDEN * 2
 TOKENS = 200
 NEVER_SECONDS = 86_400.0
 
@@ -94,8 +94,9 @@ def _settle_half(ledger: Path, run: Served) -> None:
         )
         stored, tokens = (sum(getattr(report, what) for _, report in reports) for what in ("stored", "tokens"))
         connection.execute(
-            "UPDATE jobs SET pending = pending - ?, stored = ?, tokens_stored = ?, bytes_stored = ?, units_committed = ? WHERE number = ?",
-            (stored, stored, tokens, 64 * tokens, len(reports), job),
+            "UPDATE jobs SET pending = pending - ?, stored = ?, tokens_stored = ?, bytes_stored = ?, units_committed = ? "
+            "WHERE number = ?",
+            (stored, stored, tokens, ROW_BYTES * tokens, len(reports), job),
         )
     connection.close()
 
@@ -114,25 +115,3 @@ def _start(run: Served, samples: int) -> Row:
         at_most=5,
         details={"the same, until the service listens, s": listening, "the same, CPU seconds": cpu_seconds(run.pid)},
     )
-
-
-class Peak:
-    """The highest that `measure` gives while this is entered, looked at a hundred times a second."""
-
-    def __init__(self, measure: Callable[[], int]) -> None:
-        self.highest = 0
-        self._measure = measure
-        self._over = Event()
-        self._thread = Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.01):
-            self.highest = max(self.highest, self._measure())

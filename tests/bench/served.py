@@ -32,7 +32,6 @@ from tests.bench import facts
 DATASET = f"ds_{0:032x}"
 START_SECONDS = 120.0
 SAMPLES_PER_BATCH = 50_000
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +191,3 @@ def wait_until(what: str, condition: Any, seconds: float = 600.0, pause: float =
         if time.monotonic() > deadline:
             raise RuntimeError(f"within {seconds:g} s: not {what}")
         time.sleep(pause)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Of a process and all its threads, so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
-
-
-def memory_bytes(pid: int, *kinds: str) -> int:
-    """The sum of these lines of /proc/<pid>/status, such as `RssAnon`."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.partition(":")[0] in kinds)

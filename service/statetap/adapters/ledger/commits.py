@@ -19,6 +19,19 @@ _Placed = Mapping[int, tuple[SampleStatus, int]]
 """The samples of a unit: status so far, and tokens."""
 
 
+# Made once: to put a statement together takes longer than to run it.
+_PLACED = select(samples.c.sample, samples.c.status, samples.c.length).where(
+    samples.c.job == bindparam("job_number"), samples.c.unit == bindparam("index")
+)
+_COMMIT = (
+    update(units)
+    .where(units.c.job == bindparam("job_number"), units.c.unit == bindparam("index"))
+    .values(state=UnitState.COMMITTED, committed_at=bindparam("at"), owner=None, expires_at=None)
+)
+_JUDGE = update(samples).where(samples.c.job == bindparam("job_number"), samples.c.sample == bindparam("judged"))
+_SAY = insert(events)
+
+
 class SqlCommits:
     """The port's `commit_unit`."""
 
@@ -49,21 +62,17 @@ class SqlCommits:
         held = held_unit(connection, lease)
         if held is None:
             raise LeaseLost(f"unit {unit.index} of job {unit.job!r} is not leased to {lease.owner!r} under fence {lease.fence}")
-        placed = select(samples.c.sample, samples.c.status, samples.c.length)
-        rows = connection.execute(placed.where(samples.c.job == held.job, samples.c.unit == held.unit))
+        named = {"job_number": held.job, "index": held.unit}
+        rows = connection.execute(_PLACED, named)
         changes = _judge(unit.index, {row.sample: (SampleStatus(row.status), row.length) for row in rows}, verdicts)
         changes["bytes_stored"] += bytes_stored
         changes["units_committed"] += 1
         _record_verdicts(connection, held.job, verdicts)
         rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
         insert_rows(connection, shard_objects, rows_of_objects)
-        connection.execute(
-            update(units)
-            .where(units.c.job == held.job, units.c.unit == held.unit)
-            .values(state=UnitState.COMMITTED, committed_at=at, owner=None, expires_at=None)
-        )
+        connection.execute(_COMMIT, {**named, "at": at})
         if event is not None:
-            connection.execute(insert(events).values(job=unit.job, name=event.name, at=at, data=dict(event.data)))
+            connection.execute(_SAY, {"job": unit.job, "name": event.name, "at": at, "data": dict(event.data)})
         return add_counts(connection, held.job, changes)
 
 
@@ -103,9 +112,10 @@ def _record_verdicts(connection: Connection, job_number: int, verdicts: Sequence
     if not verdicts:
         return
     connection.execute(
-        update(samples).where(samples.c.job == job_number, samples.c.sample == bindparam("judged")),
+        _JUDGE,
         [
             {
+                "job_number": job_number,
                 "judged": verdict.sample,
                 "status": verdict.status,
                 "reason": verdict.reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
 from statetap.adapters.ledger.codec import decode_spec
 from statetap.adapters.ledger.counts import counts_of
@@ -16,6 +16,8 @@ from statetap.core.records import JobRecord, JobState
 from statetap.ports import NotFound, Page
 
 FINISHED = (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
+# Asked for in nearly every transaction.
+_NUMBER = select(jobs.c.number).where(jobs.c.id == bindparam("job"))
 
 
 class SqlJobs:
@@ -57,7 +59,7 @@ def move_job(connection: Connection, job: str, state: JobState, reason: str | No
 
 def job_number(connection: Connection, job: str) -> int:
     """The number that stands for the job in its units and samples. NotFound: there is no such job."""
-    number = connection.execute(select(jobs.c.number).where(jobs.c.id == job)).scalar()
+    number = connection.execute(_NUMBER, {"job": job}).scalar()
     if number is None:
         raise no_such_job(job)
     return int(number)

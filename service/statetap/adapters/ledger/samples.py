@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from statetap.adapters.ledger.cursors import decode_cursor, page
 from statetap.adapters.ledger.database import Database, reading
@@ -14,6 +14,9 @@ from statetap.adapters.ledger.schema import samples
 from statetap.core.capture import reason_kind
 from statetap.core.records import SampleRecord, SampleStatus
 from statetap.ports import Page
+
+_OF_JOB = samples.c.job == bindparam("job_number")
+_OF_UNIT = select(samples).where(samples.c.unit == bindparam("unit")).order_by(samples.c.row_start)
 
 
 class SqlSamples:
@@ -24,7 +27,7 @@ class SqlSamples:
 
     @reading
     def unit_samples(self, connection: Connection, job: str, unit: int) -> list[SampleRecord]:
-        return _records(connection, job, select(samples).where(samples.c.unit == unit).order_by(samples.c.row_start))
+        return _records(connection, job, _OF_UNIT, unit=unit)
 
     @reading
     def samples(
@@ -59,8 +62,9 @@ class SqlSamples:
         return dict(kinds)
 
 
-def _records(connection: Connection, job: str, statement: Select[Any]) -> list[SampleRecord]:
-    rows = connection.execute(statement.where(samples.c.job == job_number(connection, job)))
+def _records(connection: Connection, job: str, statement: Select[Any], **values: Any) -> list[SampleRecord]:
+    """The samples that a statement, with `values` for its parameters, chooses from all of them, in one job."""
+    rows = connection.execute(statement.where(_OF_JOB), {"job_number": job_number(connection, job), **values})
     return [_record(job, row) for row in rows]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Double, Row, and_, bindparam, func, or_, select, update
 
 from statetap.adapters.ledger.bulk import BATCH_ROWS
 from statetap.adapters.ledger.counts import add_counts, counter_of
@@ -22,6 +22,37 @@ CANCELLED_REASON = "the job was cancelled"
 _CANCELLED_JOBS = (JobState.CANCELLING, JobState.CANCELLED)
 _HELD: list[ColumnElement[Any]] = [units.c.job, units.c.unit, jobs.c.id, jobs.c.state.label("job_state")]
 _FREE = {"owner": None, "expires_at": None}
+
+# The statements of every lease and every commit, made once: to put one together takes longer than to run it.
+_THIS = and_(units.c.job == bindparam("job_number"), units.c.unit == bindparam("index"))
+_UNIT = select(units).where(_THIS)
+_MEMBERS = (
+    select(samples.c.sample)
+    .where(samples.c.job == bindparam("job_number"), samples.c.unit == bindparam("index"))
+    .order_by(samples.c.row_start)
+)
+_LOWEST = select(func.min(units.c.unit)).where(units.c.job == bindparam("job_number"))
+_LOWEST_PENDING = _LOWEST.where(units.c.state == UnitState.PENDING)
+_LOWEST_EXPIRED = _LOWEST.where(units.c.state == UnitState.LEASED, units.c.expires_at <= bindparam("now"))
+_LEASE = (
+    update(units)
+    .where(_THIS)
+    .values(
+        state=UnitState.LEASED, owner=bindparam("leased_to"), fence=units.c.fence + 1, expires_at=bindparam("until", type_=Double)
+    )
+    .returning(units)
+)
+_HELD_BY = (
+    select(*_HELD)
+    .join(jobs, jobs.c.number == units.c.job)
+    .where(
+        jobs.c.id == bindparam("job_id"),
+        units.c.unit == bindparam("index"),
+        units.c.state == UnitState.LEASED,
+        units.c.owner == bindparam("leased_to"),
+        units.c.fence == bindparam("lease_fence"),
+    )
+)
 
 
 class SqlUnits:
@@ -37,7 +68,7 @@ class SqlUnits:
         index = _next_leasable(connection, number, now)
         if index is None:
             return None
-        row = connection.execute(select(units).where(units.c.job == number, units.c.unit == index)).one()
+        row = connection.execute(_UNIT, {"job_number": number, "index": index}).one()
         return _record(job, row, _members(connection, number, index))
 
     @writing
@@ -47,12 +78,8 @@ class SqlUnits:
         index = _next_leasable(connection, number, now)
         if index is None:
             return None
-        row = connection.execute(
-            update(units)
-            .where(units.c.job == number, units.c.unit == index)
-            .values(state=UnitState.LEASED, owner=owner, fence=units.c.fence + 1, expires_at=now + ttl_seconds)
-            .returning(units)
-        ).one()
+        named = {"job_number": number, "index": index, "leased_to": owner, "until": now + ttl_seconds}
+        row = connection.execute(_LEASE, named).one()
         members = _members(connection, number, index)
         return UnitLease(unit=_record(job, row, members), owner=owner, fence=row.fence, expires_at=row.expires_at)
 
@@ -110,18 +137,8 @@ class SqlUnits:
 
 def held_unit(connection: Connection, lease: UnitLease) -> Row[Any] | None:
     """The lease's unit as `_HELD`, None if the lease is not the one that counts."""
-    statement = (
-        select(*_HELD)
-        .join(jobs, jobs.c.number == units.c.job)
-        .where(
-            jobs.c.id == lease.unit.job,
-            units.c.unit == lease.unit.index,
-            units.c.state == UnitState.LEASED,
-            units.c.owner == lease.owner,
-            units.c.fence == lease.fence,
-        )
-    )
-    return connection.execute(statement).one_or_none()
+    named = {"job_id": lease.unit.job, "index": lease.unit.index, "leased_to": lease.owner, "lease_fence": lease.fence}
+    return connection.execute(_HELD_BY, named).one_or_none()
 
 
 def _expired(now: float) -> ColumnElement[bool]:
@@ -134,16 +151,14 @@ def _leasable(now: float) -> ColumnElement[bool]:
 
 def _next_leasable(connection: Connection, number: int, now: float) -> int | None:
     # Two questions, because each is one look into the index on (job, state, unit); together they would read every pending unit.
-    lowest = select(func.min(units.c.unit)).where(units.c.job == number)
-    pending = connection.execute(lowest.where(units.c.state == UnitState.PENDING)).scalar()
-    expired = connection.execute(lowest.where(_expired(now))).scalar()
+    pending = connection.execute(_LOWEST_PENDING, {"job_number": number}).scalar()
+    expired = connection.execute(_LOWEST_EXPIRED, {"job_number": number, "now": now}).scalar()
     return min((index for index in (pending, expired) if index is not None), default=None)
 
 
 def _members(connection: Connection, number: int, index: int) -> tuple[int, ...]:
     """The samples of a unit, in placement order."""
-    placed = select(samples.c.sample).where(samples.c.job == number, samples.c.unit == index)
-    return tuple(connection.execute(placed.order_by(samples.c.row_start)).scalars())
+    return tuple(connection.execute(_MEMBERS, {"job_number": number, "index": index}).scalars())
 
 
 def _release(connection: Connection, row: Row[Any]) -> None:
