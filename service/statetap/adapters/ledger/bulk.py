@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -24,8 +25,12 @@ def insert_rows(connection: Connection, table: Table, rows: Iterable[tuple[Any, 
 
     The driver is given tuples, past SQLAlchemy's handling of single parameters, which takes longer than the insertion itself.
     """
-    dialect: Any = type(connection.dialect)
-    positional = dialect(paramstyle="qmark" if connection.dialect.paramstyle == "qmark" else "format")
-    statement = str(insert(table).compile(dialect=positional))
+    statement = _insertion(table, type(connection.dialect), connection.dialect.paramstyle)
     for batch in batches(rows):
         connection.exec_driver_sql(statement, batch)
+
+
+@cache
+def _insertion(table: Table, dialect: Any, paramstyle: str) -> str:
+    positional = dialect(paramstyle="qmark" if paramstyle == "qmark" else "format")
+    return str(insert(table).compile(dialect=positional))
