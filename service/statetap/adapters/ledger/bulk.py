@@ -25,7 +25,8 @@ def insert_rows(connection: Connection, table: Table, rows: Iterable[tuple[Any, 
 
     The driver is given tuples, past SQLAlchemy's handling of single parameters, which takes longer than the insertion itself.
     """
-    statement = _insertion(table, type(connection.dialect), connection.dialect.paramstyle)
+    dialect: Any = type(connection.dialect)
+    statement = _insertion(table, dialect, connection.dialect.paramstyle)
     for batch in batches(rows):
         connection.exec_driver_sql(statement, batch)
 
