@@ -40,12 +40,11 @@ from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
 from statetap.ports import Clock, DumpSource, TapSeen
 from statetap.runtime.admission import Admission
 from statetap.runtime.disk_watch import DiskWatch
-from statetap.runtime.driver import WorkerPorts
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.jobs import JobDesk
 from statetap.runtime.pool import WorkerPool
-from statetap.runtime.run_ports import RunPorts
+from statetap.runtime.run_ports import RunPorts, WorkerPorts
 from statetap.runtime.service import Service
 from statetap.runtime.views import RefusalKind, Refused
 from statetap.settings import Runtime, Settings
@@ -100,7 +99,7 @@ def wire(settings: Settings) -> Wired:
     log = structlog.get_logger()
     clock = SystemClock()
     metrics = Metrics()
-    ledger = SqlLedger(f"sqlite+aiosqlite:///{settings.data_dir / LEDGER_FILE}")
+    ledger = SqlLedger(f"sqlite:///{settings.data_dir / LEDGER_FILE}")
     store = ZarrStore()
     writer = LocalShardWriter(parallel=settings.runtime.writer_threads)
     inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)

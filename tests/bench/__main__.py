@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 import zarr
 
-from tests.bench import batches, publishing, reading, report, writing
+from tests.bench import batches, orchestrator, planning, publishing, reading, report, writing
 from tests.bench.material import publish
 from tests.bench.rows import Row
+
+PARTS = ("writing", "publishing", "reading", "batches", "orchestrator", "planning")
 
 
 def main() -> None:
@@ -24,28 +26,37 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--disk", type=Path, default=Path("var"), help="a folder on the disk to write to")
-    parser.add_argument("--only", choices=["publishing", "writing", "reading", "batches"], help="part of it")
+    parser.add_argument("--only", choices=PARTS, help="part of it")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each of the orchestrator's rows")
+    parser.add_argument("--planned", type=int, default=1_000_000, help="samples of the job that is planned")
     parser.add_argument("--save", type=Path, default=Path("var/bench"), help="where bench.json and bench.svg go")
     options = parser.parse_args()
     options.disk.mkdir(parents=True, exist_ok=True)
     shared = Path(tempfile.mkdtemp(prefix="statetap-bench-", dir="/dev/shm"))
     disk = Path(tempfile.mkdtemp(prefix="bench-", dir=options.disk))
     rows: list[Row] = []
+    nbytes = 0
     busy = os.getloadavg()[0]
     try:
-        material = publish(shared / "dumps", options.samples, options.rows, options.hidden)
-        if options.only in (None, "writing"):
-            rows += writing.rows(material, shared, disk, options.rounds)
+        if options.only in (None, "writing", "reading"):
+            material = publish(shared / "dumps", options.samples, options.rows, options.hidden)
+            nbytes = material.nbytes
+            if options.only != "reading":
+                rows += writing.rows(material, shared, disk, options.rounds)
+            if options.only != "writing":
+                rows += reading.rows(material, disk, options.rounds)
         if options.only in (None, "publishing"):
             rows += publishing.rows(shared / "publishing", options.samples, options.rows, options.hidden, options.rounds)
-        if options.only in (None, "reading"):
-            rows += reading.rows(material, disk, options.rounds)
         if options.only in (None, "batches"):
             rows += batches.rows(disk, options.rounds)
+        if options.only in (None, "orchestrator"):
+            rows += orchestrator.rows(disk, options.seconds)
+        if options.only in (None, "planning"):
+            rows += planning.rows(disk, options.planned)
     finally:
         shutil.rmtree(shared)
         shutil.rmtree(disk)
-    title = f"{options.samples} samples of {options.rows} rows, {material.nbytes / 1e6:.0f} MB, medians of {options.rounds}"
+    title = f"{options.samples} samples of {options.rows} rows, {nbytes / 1e6:.0f} MB, medians of {options.rounds}"
     report.show(rows, title)
     facts = {
         "what": title,

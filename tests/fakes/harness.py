@@ -23,12 +23,11 @@ from statetap.core.spec import CaptureSpec, Final, HiddenArray, Identity, ModelF
 from statetap.ports import GenerateSample, RecordedAnswer, ServerFacts, TapRefused, TapSeen
 from statetap.runtime.admission import Admission
 from statetap.runtime.disk_watch import DiskWatch
-from statetap.runtime.driver import WorkerPorts
 from statetap.runtime.job_course import JobCourse
 from statetap.runtime.job_states import JobStates
 from statetap.runtime.jobs import JobDesk
 from statetap.runtime.pool import WorkerPool
-from statetap.runtime.run_ports import RunPorts
+from statetap.runtime.run_ports import RunPorts, WorkerPorts
 from statetap.runtime.service import Service
 from statetap.runtime.views import JobSubmission
 from statetap.settings import Runtime

@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         name="ledger-trusts-a-stale-fence",
         file="service/statetap/adapters/ledger/units.py",
-        old="            units.c.fence == lease.fence,\n",
+        old='        units.c.fence == bindparam("lease_fence"),\n',
         new="",
         catcher=tests(LEDGERS),
         breaks="invariant 4: what was done under a lost lease does not count",

@@ -71,7 +71,7 @@ def empty_ledger(tmp_path_factory):
     path = tmp_path_factory.mktemp("empty") / "ledger.db"
 
     async def make():
-        ledger = SqlLedger(f"sqlite+aiosqlite:///{path}")
+        ledger = SqlLedger(f"sqlite:///{path}")
         await ledger.open()
         await ledger.close()
 
@@ -93,7 +93,7 @@ class Comparison(RuleBasedStateMachine):
         self.folder = tempfile.mkdtemp()
         shutil.copy(self.template, f"{self.folder}/ledger.db")
         self.runner = asyncio.Runner()
-        self.sql = SqlLedger(f"sqlite+aiosqlite:///{self.folder}/ledger.db")
+        self.sql = SqlLedger(f"sqlite:///{self.folder}/ledger.db")
         self.model = FakeLedger()
         self.now = 0.0
         self.fences = {}

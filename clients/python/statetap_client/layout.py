@@ -41,7 +41,8 @@ TOKEN_ROWS_PER_CHUNK = 1 << 14
 TOKEN_ROWS_PER_SHARD = 1 << 20
 SAMPLES_PER_CHUNK = 1 << 14
 
-_ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
+ZSTD_LEVEL = 3
+_ZSTD = {"name": "zstd", "configuration": {"level": ZSTD_LEVEL, "checksum": False}}
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 # One byte has no byte order.
 _SINGLE_BYTES = {"name": "bytes"}

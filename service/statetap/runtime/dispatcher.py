@@ -1,6 +1,8 @@
 """Gives every free worker something to do: a unit that waits for a worker, or the next one of the most urgent job.
 
-A unit's bytes are reserved in the worker's dump directory before it is leased, so that a started unit can always finish.
+A unit's bytes are reserved in the worker's dump directory before it is leased, so that a started unit can always finish. While a
+worker is at work, its job's next unit is leased ahead, where there is room for both: at the end of the one it goes on with the
+other without waiting for the ledger. When its job is paused, what nobody has begun is given back.
 """
 
 from __future__ import annotations
@@ -60,6 +62,9 @@ class Dispatcher:
         self._on_strike = on_strike
         self._runs: dict[UnitId, UnitRun] = {}
         self._turns: dict[str, UnitId] = {}
+        # Workers for which nothing can be leased ahead until their turn is over, or they have more room.
+        self._not_ahead: set[str] = set()
+        self._withdrawn: set[UnitId] = set()
         self._strikes: Counter[UnitId] = Counter()
         self._waiting: set[str] = set()
         self._endings: asyncio.Queue[Ending] = asyncio.Queue()
@@ -110,9 +115,13 @@ class Dispatcher:
             self._pool.changed.clear()
             try:
                 self._tell_who_waits()
+                await self._withdraw_paused()
                 for driver in self._pool.drivers:
                     if driver.free and driver.turn is None and (run := await self._find_run(driver)) is not None:
                         self._give_turn(driver, run)
+                # One at a time: a worker that has become free meanwhile comes first.
+                if await self._lease_ahead():
+                    self._pool.changed.set()
             except Exception:  # noqa: BLE001 - whatever it was, the next one must still be served
                 self._log.exception(events.DISPATCH_FAILED)
                 await self._ports.clock.sleep(PAUSE_AFTER_ERROR_SECONDS)
@@ -141,6 +150,7 @@ class Dispatcher:
             self._pool.changed.set()
 
         self._turns[driver.name] = run.id
+        self._not_ahead.discard(driver.name)
         driver.turn = asyncio.create_task(turn(), name=f"turn {driver.name}")
         # Not at the turn's own end: a task that is cancelled before its first step has none.
         driver.turn.add_done_callback(over)
@@ -171,8 +181,10 @@ class Dispatcher:
 
     def _open_run(self, driver: WorkerDriver, wanted: Wanted) -> UnitRun | None:
         """The first open unit that this worker may work on, has no other worker, and wants one for some of its samples."""
-        for run in self._runs.values():
-            if run.id in self._turns.values() or not self._may_work_on(driver, run.spec):
+        lent = set(self._turns.values())
+        # First what was leased for this worker: it has the room for it.
+        for run in sorted(self._runs.values(), key=lambda run: not driver.space.holds(run.id)):
+            if run.id in lent or not self._may_work_on(driver, run.spec):
                 continue
             too_large = run.dump_bytes(driver.chunk) > driver.space.capacity_bytes
             if not too_large and wanted(run, driver.name, self._elsewhere(run)):
@@ -190,6 +202,33 @@ class Dispatcher:
 
     def _may_work_on(self, driver: WorkerDriver, spec: JobSpec) -> bool:
         return driver.tap is not None and self._pool.serves(driver.tap, spec)
+
+    async def _lease_ahead(self) -> bool:
+        """Lease the next unit of the job that some worker works on, if that worker has none yet to go on with."""
+        for driver in self._pool.drivers:
+            run = self._runs.get(self._turns[driver.name]) if driver.name in self._turns else None
+            if run is None or driver.machine.draining or driver.name in self._not_ahead:
+                continue
+            self._not_ahead.add(driver.name)
+            job = self._jobs.get(run.id[0])
+            if job is None or job.state is not JobState.RUNNING or self._has_spare(driver):
+                continue
+            if await self._lease(driver, job) is not None:
+                return True
+        return False
+
+    async def _withdraw_paused(self) -> None:
+        """Its room is for others meanwhile. That a unit comes back like this says nothing against it."""
+        paused = {job.id for job in self._jobs.values() if job.state is JobState.PAUSED}
+        for run in [run for run in self._runs.values() if run.id[0] in paused and not run.begun]:
+            if run.id not in self._withdrawn:
+                self._withdrawn.add(run.id)
+                await run.give_up("its job is paused")
+
+    def _has_spare(self, driver: WorkerDriver) -> bool:
+        """Whether a unit waits that has its room at this worker."""
+        lent = set(self._turns.values())
+        return any(run.id not in lent and run.is_waiting and driver.space.holds(run.id) for run in self._runs.values())
 
     async def _lease(self, driver: WorkerDriver, job: JobRecord) -> UnitRun | None:
         """Reserve the bytes of the job's next unit, then lease it. None: there is no unit, or no room for it now."""
@@ -253,6 +292,7 @@ class Dispatcher:
             self._runs.pop(ending.unit, None)
             self._pool.inboxes.open.pop(ending.unit, None)
             self._pool.blaming.forget_unit(ending.unit)
+            self._not_ahead -= {driver.name for driver in self._pool.drivers if driver.space.holds(ending.unit)}
             self._pool.free_everywhere(ending.unit)
             try:
                 await self._on_ending(ending)
@@ -263,6 +303,9 @@ class Dispatcher:
             self._endings.task_done()
 
     async def _count_strike(self, ending: Ending) -> None:
+        if ending.unit in self._withdrawn:
+            self._withdrawn.discard(ending.unit)
+            return
         if ending.counts is not None or ending.unit[0] not in self._jobs:
             self._strikes.pop(ending.unit, None)
             return

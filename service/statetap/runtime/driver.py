@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from zlib import crc32
 
 from asyncio_throttle.throttler import Throttler
@@ -21,11 +20,9 @@ from statetap.core.strict import SHORTEST_FENCE, StrictGate
 from statetap.core.worker import Answered, Cleared, Doubted, Drained, Identified, Lost, Misfit, Sent, WorkerMachine, WorkerState
 from statetap.ports import (
     Clock,
-    DumpSource,
     DumpSourceError,
     GenerateAnswer,
     GenerateSample,
-    InferenceClient,
     InferenceError,
     Outcome,
     RequestRefused,
@@ -40,6 +37,7 @@ from statetap.runtime.fencing import FenceFailed, Fencing
 from statetap.runtime.loss_pause import LossPause
 from statetap.runtime.quarantine import Quarantine
 from statetap.runtime.request_meter import RequestMeter
+from statetap.runtime.run_ports import WorkerPorts
 from statetap.runtime.waiting import wait_or_sleep
 from statetap.runtime.worker_taps import NotUsable, WorkerTaps
 from statetap.settings import Runtime
@@ -48,16 +46,6 @@ from statetap.telemetry.metrics import Metrics
 
 # Each worker's fences begin at a length of its own, out of so many: where two plain directories were swapped, neither passes.
 FENCE_LENGTHS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPorts:
-    """One worker's connections, made by `main`. `requests_per_second` limits it, if set."""
-
-    client: InferenceClient
-    source: DumpSource
-    quiet_period_seconds: float
-    requests_per_second: float | None
 
 
 class WorkerDriver:

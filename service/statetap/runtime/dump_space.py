@@ -43,6 +43,10 @@ class DumpSpace:
         self._reserved[unit] = nbytes
         self._measured(self.held_bytes)
 
+    def holds(self, unit: UnitId) -> bool:
+        """Whether a unit has a reservation here."""
+        return unit in self._reserved
+
     def free(self, unit: UnitId) -> None:
         """Give a unit's reservation back; nothing happens if it has none."""
         if self._reserved.pop(unit, None) is not None:

@@ -120,6 +120,8 @@ class JobCourse:
         before = await self._states.current(job)
         record = await self._states.move(job, PauseAsked(), reason)
         if (record.state, record.reason) != (before.state, before.reason):
+            # For what was leased ahead of it.
+            self._pool.changed.set()
             await self._states.append_event(job, events.JOB_PAUSED, reason=reason)
             self._log.warning(events.JOB_PAUSED, job=job, reason=reason)
 

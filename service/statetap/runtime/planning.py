@@ -21,6 +21,7 @@ from statetap.runtime.views import JobSubmission, RefusalKind, Refused
 # Of a dump budget, what one unit may take, so that the next one can be collected while it is written.
 UNIT_SHARE_OF_BUDGET = 0.25
 TOKEN_ROW_BYTES = 5
+SAMPLES_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +62,24 @@ class Plan:
             for index, row_start in self.placement.samples_of(unit):
                 starts[index], units[index] = row_start, unit.index
         full = dataset.lengths
-        for index in range(len(self.lengths)):
-            status, reason = self.reasons.get(index, (SampleStatus.PENDING, None))
-            placed = status is SampleStatus.PENDING
-            yield SampleRecord(
-                job=job,
-                sample=index,
-                id=dataset.id(index),
-                unit=int(units[index]) if placed else None,
-                row_start=int(starts[index]),
-                length=int(self.lengths[index] if placed else full[index]),
-                status=status,
-                reason=reason,
-            )
+        pending = (SampleStatus.PENDING, None)
+        for first in range(0, len(self.lengths), SAMPLES_AT_ONCE):
+            span = slice(first, first + SAMPLES_AT_ONCE)
+            # As Python's own numbers, which numpy gives out much faster many at a time.
+            columns = zip(*(values[span].tolist() for values in (units, starts, self.lengths, full)), strict=True)
+            for index, (unit, row_start, length, whole) in enumerate(columns, first):
+                status, reason = self.reasons.get(index, pending)
+                placed = status is SampleStatus.PENDING
+                yield SampleRecord(
+                    job=job,
+                    sample=index,
+                    id=dataset.id(index),
+                    unit=unit if placed else None,
+                    row_start=row_start,
+                    length=length if placed else whole,
+                    status=status,
+                    reason=reason,
+                )
 
 
 def unit_records(job: str, placement: Placement) -> Iterator[UnitRecord]:

@@ -15,8 +15,9 @@ from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
 from statetap.ports import Clock, DumpSourceError, Ledger, NotFound, TapSeen
 from statetap.runtime.blaming import Blaming
-from statetap.runtime.driver import WorkerDriver, WorkerPorts
+from statetap.runtime.driver import WorkerDriver
 from statetap.runtime.dump_intake import Inboxes
+from statetap.runtime.run_ports import WorkerPorts
 from statetap.runtime.views import RefusalKind, Refused, WorkerView
 from statetap.settings import Runtime
 from statetap.telemetry import events

@@ -1,4 +1,4 @@
-"""What every run of a host is given, and how a run ends."""
+"""What the runs of a host and its workers' drivers are given, and how a run ends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from statetap.core.records import JobCounts, SampleVerdict
 from statetap.core.routing import UnitId
-from statetap.ports import AnswerJournal, CaptureInspector, Clock, Ledger, ShardWriter
+from statetap.ports import AnswerJournal, CaptureInspector, Clock, DumpSource, InferenceClient, Ledger, ShardWriter
 from statetap.runtime.tally import CommitReport
 from statetap.settings import Runtime
 from statetap.telemetry.metrics import Metrics
@@ -26,6 +26,16 @@ class RunPorts:
     answers: AnswerJournal
     metrics: Metrics
     log: FilteringBoundLogger
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPorts:
+    """One worker's connections, made by `main`. `requests_per_second` limits it, if set."""
+
+    client: InferenceClient
+    source: DumpSource
+    quiet_period_seconds: float
+    requests_per_second: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Turn:
         if driver.machine.on_probation or run.was_lost(samples[0]):
             return [samples[0]]
         fresh = list(takewhile(lambda sample: not run.was_lost(sample), samples))
-        return fresh[: driver.meter.tuner.take(run.length(sample) for sample in fresh)]
+        return fresh[: driver.meter.tuner.take(run.samples.lengths[sample] for sample in fresh)]
 
     async def _ask(self, samples: Sequence[int]) -> None:
         run, driver = self._run, self._driver
@@ -75,11 +75,11 @@ class Turn:
         run, driver = self._run, self._driver
         if waiting := run.waiting_for(driver.name, self._elsewhere):
             names = [(run.next_rid(sample), sample) for sample in self._together(waiting)]
-            driver.prepare([GenerateSample(rid, run.tokens(sample), rid) for rid, sample in names])
+            driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
 
     async def _go_on_strictly(self, fencing: Fencing, samples: Sequence[int]) -> bool:
         """Ask for one of the samples, or send the fence that must come first. False: the worker is to be left alone for now."""
-        lengths = [self._run.length(sample) for sample in samples]
+        lengths = [self._run.samples.lengths[sample] for sample in samples]
         length = fencing.gate.choose(lengths)
         if length is not None:
             await self._ask_strictly(fencing, samples[lengths.index(length)])
@@ -94,7 +94,7 @@ class Turn:
 
     async def _ask_strictly(self, fencing: Fencing, sample: int) -> None:
         run, driver, gate = self._run, self._driver, fencing.gate
-        length = run.length(sample)
+        length = run.samples.lengths[sample]
         rid = run.assign(sample, driver.name, Identity.COUNT, gate.chunk)
         outcome = run.await_attempt(rid, lambda: driver.look_again(fencing.quiet_period_seconds))
         driver.begin_lifecycle(rid)
@@ -112,14 +112,16 @@ class Turn:
         """Send one request, of these attempts (rid to sample), and post what came of each."""
         run, driver = self._run, self._driver
         for rid, sample in list(asked.items()):
-            if (stranger := run.outside_vocabulary(sample)) is not None:
+            if (stranger := run.samples.outside(run.spec.model.vocab_size, sample)) is not None:
                 # One such id kills an SGLang server.
                 del asked[rid]
                 self._fail(rid, RefusalReason.OUTSIDE_VOCABULARY, f"the model has no token id {stranger}", msg.Fault.SAMPLE)
         if not asked:
             return
         try:
-            outcomes = await driver.ask_together([GenerateSample(rid, run.tokens(sample), rid) for rid, sample in asked.items()])
+            outcomes = await driver.ask_together(
+                [GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in asked.items()]
+            )
         except asyncio.CancelledError:
             for rid in asked:
                 self._fail(rid, RefusalReason.REQUEST_FAILED, f"worker {driver.name} was taken away", msg.Fault.NOBODY)

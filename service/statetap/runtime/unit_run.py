@@ -11,14 +11,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Expected, reason_kind
 from statetap.core.dumps import DumpFacts
 from statetap.core.norms import JobNorms, UnitNorms
-from statetap.core.records import JobSpec, SampleRecord, SampleStatus, SampleVerdict, ShardObject, UnitLease
+from statetap.core.records import JobSpec, SampleRecord, SampleVerdict, ShardObject, UnitLease
 from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
@@ -38,9 +35,10 @@ from statetap.ports import (
 )
 from statetap.runtime.blaming import Blaming
 from statetap.runtime.driver import WorkerDriver
-from statetap.runtime.releasing import release_again, tell_of
+from statetap.runtime.releasing import release, release_again
 from statetap.runtime.run_ports import Ending, RunPorts
 from statetap.runtime.tally import LostAttempt, UnitWork
+from statetap.runtime.unit_samples import UnitSamples
 from statetap.telemetry import events
 
 LONGEST_BACKOFF_SECONDS = 30.0
@@ -72,10 +70,9 @@ class UnitRun:
         self.spec = spec
         self.id: UnitId = (lease.unit.job, lease.unit.index)
         self.arrays = spec.capture.hidden_arrays(spec.model)
-        self._rows = {s.sample: s for s in samples if s.status is SampleStatus.PENDING}
-        self._tokens = {index: dataset.input_ids(index)[: s.length] for index, s in self._rows.items()}
+        self.samples = UnitSamples(samples, dataset)
         model = spec.model.model_fingerprint
-        ids = {index: tokens.astype("<i4", copy=False).tobytes() for index, tokens in self._tokens.items()}
+        ids = self.samples.token_bytes()
         self.machine = UnitMachine(
             UnitKey(*self.id, lease.fence),
             [UnitSample(index, Expected(ids[index], self.arrays, spec.capture, model)) for index in ids],
@@ -98,12 +95,14 @@ class UnitRun:
         self._work = UnitWork()
         self._writes = 0
         self._closed_to_workers = False
+        self.begun = False
+        """Whether a worker was asked for any of it, under this lease or one before."""
 
     # --- what it needs of a worker ----------------------------------------------------------------------------------------
 
     def dump_bytes(self, chunk: int | None) -> int:
         """What its dumps may take in a worker's dump directory."""
-        return unit_dump_bytes((s.length for s in self._rows.values()), self.arrays, chunk)
+        return unit_dump_bytes(self.samples.lengths.values(), self.arrays, chunk)
 
     def waiting_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
         """The samples to ask this worker for now: back-off over, and not failed here before if they may go elsewhere."""
@@ -116,6 +115,11 @@ class UnitRun:
     def fresh_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
         """Those of `waiting_for` of which no attempt was lost."""
         return [sample for sample in self.waiting_for(worker, elsewhere) if not self.was_lost(sample)]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some of its samples wait for a worker, now or after a back-off."""
+        return not self._closed_to_workers and bool(self.machine.waiting())
 
     def close_to_workers(self) -> None:
         """Ask no worker for anything any more; what is in flight may end."""
@@ -131,21 +135,9 @@ class UnitRun:
         """Whether its commit is recorded, or is being recorded: then it ends by itself."""
         return self.machine.state in (UnitPhase.COMMITTING, UnitPhase.COMMITTED)
 
-    def length(self, sample: int) -> int:
-        return self._rows[sample].length
-
-    def tokens(self, sample: int) -> NDArray[np.int32]:
-        return self._tokens[sample]
-
     def next_rid(self, sample: int) -> str:
         """What the next attempt at it will be called."""
         return self.machine.next_rid(sample)
-
-    def outside_vocabulary(self, sample: int) -> int | None:
-        """A token id of the sample that the model does not have, None if there is none."""
-        tokens = self._tokens[sample]
-        least, most = int(tokens.min()), int(tokens.max())
-        return least if least < 0 else most if most >= self.spec.model.vocab_size else None
 
     def was_lost(self, sample: int) -> bool:
         """Whether an attempt at it brought no capture. Such a sample goes alone: what befalls it then is its own."""
@@ -153,6 +145,7 @@ class UnitRun:
 
     def assign(self, sample: int, worker: str, identity: Identity, chunk: int | None, *, in_company: bool = False) -> str:
         """Begin an attempt at this worker; returns its rid. `in_company`: in one request with the last one assigned to it."""
+        self.begun = True
         self._work.attempted(worker)
         self._attempted(worker, "attempts")
         probation = self._blaming.is_probation(worker)
@@ -181,7 +174,8 @@ class UnitRun:
     def recall(self, drivers: Sequence[WorkerDriver]) -> None:
         """Use what an earlier lease of this unit left in shared memory instead of asking again."""
         for answer in self._ports.answers.recall(*self.id):
-            if answer.sample in self._rows:
+            if answer.sample in self.samples.lengths:
+                self.begun = True
                 self.post(msg.Recalled(answer.rid, answer.sample, answer.worker, answer.next_token))
         for driver in drivers:
             for rid, facts, dump in driver.space.take_parked(self.id):
@@ -233,13 +227,8 @@ class UnitRun:
         return self._dumps.pop(dump_id)
 
     async def _release(self, dumps: Sequence[Dump]) -> None:
-        """In a thread: to unlink a gigabyte takes the better part of a tenth of a second."""
-        for dump in dumps:
-            try:
-                await asyncio.to_thread(dump.release)
-            except Exception as error:  # noqa: BLE001 - a dump that stays costs room, not the unit
-                tell_of(dump, error, self.log)
-                self._spawn(release_again(dump, self._ports.clock, self.log))
+        for dump in await release(dumps, self.log):
+            self._spawn(release_again(dump, self._ports.clock, self.log))
 
     async def _digest(self, rid: str, views: Mapping[str, Mapping[str, memoryview]]) -> None:
         digests = {dump_id: await self._ports.inspector.digest(view) for dump_id, view in views.items()}
@@ -327,16 +316,15 @@ class UnitRun:
         segments = []
         for array in self.arrays:
             for sample, dump_ids in captures:
-                row = self._rows[sample].row_start - self.lease.unit.row_start
+                row = self.samples.row_starts[sample] - self.lease.unit.row_start
                 for dump_id in dump_ids:
                     segments.append(Segment(array.name, row, self._dumps[dump_id].views[array.name]))
                     row += self._facts[dump_id].rows
         return segments
 
     async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
-        lengths = {sample: record.length for sample, record in self._rows.items()}
         row_bytes = sum(array.row_bytes for array in self.arrays)
-        report = self._work.report(verdicts, lengths, row_bytes, self._norms.as_data())
+        report = self._work.report(verdicts, self.samples.lengths, row_bytes, self._norms.as_data())
         event = CommitEvent(events.UNIT_COMMITTED, report.as_event(self.id[1]))
         try:
             counts = await self._ports.ledger.commit_unit(

@@ -12,7 +12,7 @@ from tests.fakes.ledger import FakeLedger
 
 @pytest.fixture(params=["fake", "sql"])
 async def ledger(request, tmp_path):
-    made: Ledger = FakeLedger() if request.param == "fake" else SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    made: Ledger = FakeLedger() if request.param == "fake" else SqlLedger(f"sqlite:///{tmp_path}/ledger.db")
     await made.open()
     await made.add_dataset(dataset())
     yield made

@@ -74,7 +74,8 @@ async def test_what_has_no_room_waits_and_another_worker_takes_it():
     b.client.script.append(Hang())
     async with running(a, b) as world:
         job = await world.submit(8, 8, 8, 8, 8)
-        assert len(await world.ledger.units(job, UnitState.LEASED)) == 2
+        # One each, and one ahead for the worker that has room for two.
+        assert len(await world.ledger.units(job, UnitState.LEASED)) == 3
         b.client.wake()
         await settle()
         assert len(a.asked) == 1
@@ -86,6 +87,60 @@ async def test_what_has_no_room_waits_and_another_worker_takes_it():
         # The commit gave the room back: the next unit is under way, and the one after it.
         assert len(a.asked) == 4 - 1
         assert await world.ledger.units(job, UnitState.PENDING) == []
+
+
+async def test_the_next_unit_is_leased_while_a_worker_is_at_work_and_begun_when_it_is_done():
+    worker = FakeWorker("a")
+    worker.client.script.append(Hang())
+    async with running(worker) as world:
+        job = await world.submit(8, 8, 8)
+        assert [line["unit"] for line in world.logged(events.UNIT_LEASED)] == [0, 1]
+        assert world.pool.list()[0].dump_bytes == 2 * UNIT_BYTES
+        assert len(worker.asked) == 1
+        worker.client.wake()
+        await settle()
+        assert world.statuses(job) == [STORED] * 3
+
+
+async def test_without_room_for_two_units_nothing_is_leased_ahead_and_the_ledger_is_not_asked_again_and_again():
+    worker = worker_with_room("a", 1)
+    async with running(worker) as world:
+        peeks = []
+        peek = world.ledger.peek_unit
+
+        async def peek_unit(*arguments, **named):
+            peeks.append(1)
+            return await peek(*arguments, **named)
+
+        worker.client.script.append(Hang())
+        world.ledger.peek_unit = peek_unit
+        job = await world.submit(8, 8)
+        for _ in range(10):
+            world.pool.changed.set()
+            await settle()
+        assert [line["unit"] for line in world.logged(events.UNIT_LEASED)] == [0]
+        assert len(peeks) == 2
+        worker.client.wake()
+        await settle()
+        assert world.statuses(job) == [STORED, STORED]
+
+
+async def test_what_was_leased_ahead_is_given_back_when_its_job_is_paused_and_that_is_no_strike():
+    worker = FakeWorker("a")
+    async with running(worker) as world:
+        worker.client.script.append(Hang())
+        job = await world.submit(8, 8)
+        for _ in range(4):
+            await world.desk.pause(job)
+            await settle()
+            assert [unit.index for unit in await world.ledger.units(job, UnitState.LEASED)] == [0]
+            assert world.pool.list()[0].dump_bytes == UNIT_BYTES
+            await world.desk.resume(job)
+            await settle()
+        assert (await world.job(job)).state is JobState.RUNNING
+        worker.client.wake()
+        await settle()
+        assert world.statuses(job) == [STORED, STORED]
 
 
 async def test_the_more_urgent_job_goes_first_and_then_the_older_one():

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 COLUMNS = pa.schema([("id", pa.string()), ("input_ids", pa.large_list(pa.int32())), ("loss_mask", pa.large_list(pa.uint8()))])
+
+RESIDENT_BYTES = 64 << 20
+
+Values = TypeVar("Values", NDArray[np.int32], NDArray[np.uint8])
 
 
 class DatasetFile:
@@ -48,10 +53,17 @@ class DatasetFile:
 
 
 class ArrowDataset:
-    """A dataset's file, mapped: samples are slices of the mapping. Implements `OpenDataset`."""
+    """A dataset's file, mapped: samples are slices of the mapping. Implements `OpenDataset`.
+
+    Whoever reads it from end to end does not come to hold all of it: every RESIDENT_BYTES that were given out, its pages are let
+    go of. They are the file's own, and come back from the page cache when they are touched.
+    """
 
     def __init__(self, path: Path) -> None:
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        with path.open("rb") as file:
+            self._mapping = mmap(file.fileno(), 0, access=ACCESS_READ)
+        self._given_bytes = 0
+        reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._mapping)))
         batches = [batch for batch in map(reader.get_batch, range(reader.num_record_batches)) if batch.num_rows]
         self._ids: list[Any] = [batch.column("id") for batch in batches]
         self._tokens = [_values(batch.column("input_ids")) for batch in batches]
@@ -70,11 +82,18 @@ class ArrowDataset:
 
     def input_ids(self, index: int) -> NDArray[np.int32]:
         batch, row = self._find(index)
-        return self._tokens[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]]
+        return self._given(self._tokens[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]])
 
     def loss_mask(self, index: int) -> NDArray[np.uint8]:
         batch, row = self._find(index)
-        return self._masks[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]]
+        return self._given(self._masks[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]])
+
+    def _given(self, values: Values) -> Values:
+        self._given_bytes += values.nbytes
+        if self._given_bytes > RESIDENT_BYTES:
+            self._given_bytes = 0
+            self._mapping.madvise(MADV_DONTNEED)
+        return values
 
     def _find(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self._lengths):

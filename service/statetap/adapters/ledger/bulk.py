@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Table, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Table, insert
 
 T = TypeVar("T")
 
@@ -20,13 +20,18 @@ def batches(items: Iterable[T], size: int = BATCH_ROWS) -> Iterator[list[T]]:
         yield batch
 
 
-async def insert_rows(connection: AsyncConnection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
+def insert_rows(connection: Connection, table: Table, rows: Iterable[tuple[Any, ...]]) -> None:
     """Insert `rows`: a value for every column, in the table's order, as the driver takes it.
 
     The driver is given tuples, past SQLAlchemy's handling of single parameters, which takes longer than the insertion itself.
     """
     dialect: Any = type(connection.dialect)
-    positional = dialect(paramstyle="qmark" if connection.dialect.paramstyle == "qmark" else "format")
-    statement = str(insert(table).compile(dialect=positional))
+    statement = _insertion(table, dialect, connection.dialect.paramstyle)
     for batch in batches(rows):
-        await connection.exec_driver_sql(statement, batch)
+        connection.exec_driver_sql(statement, batch)
+
+
+@cache
+def _insertion(table: Table, dialect: Any, paramstyle: str) -> str:
+    positional = dialect(paramstyle="qmark" if paramstyle == "qmark" else "format")
+    return str(insert(table).compile(dialect=positional))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from statetap.adapters.ledger.bulk import insert_rows
 from statetap.adapters.ledger.counts import add_counts, counter_of
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, writing
 from statetap.adapters.ledger.schema import events, samples, shard_objects, signed, units
 from statetap.adapters.ledger.units import held_unit
 from statetap.core.records import JobCounts, SampleStatus, SampleVerdict, ShardObject, UnitLease, UnitState
@@ -20,14 +19,29 @@ _Placed = Mapping[int, tuple[SampleStatus, int]]
 """The samples of a unit: status so far, and tokens."""
 
 
+# Made once: to put a statement together takes longer than to run it.
+_PLACED = select(samples.c.sample, samples.c.status, samples.c.length).where(
+    samples.c.job == bindparam("job_number"), samples.c.unit == bindparam("index")
+)
+_COMMIT = (
+    update(units)
+    .where(units.c.job == bindparam("job_number"), units.c.unit == bindparam("index"))
+    .values(state=UnitState.COMMITTED, committed_at=bindparam("at"), owner=None, expires_at=None)
+)
+_JUDGE = update(samples).where(samples.c.job == bindparam("job_number"), samples.c.sample == bindparam("judged"))
+_SAY = insert(events)
+
+
 class SqlCommits:
     """The port's `commit_unit`."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def commit_unit(
+    @writing
+    def commit_unit(
         self,
+        connection: Connection,
         lease: UnitLease,
         verdicts: Sequence[SampleVerdict],
         objects: Sequence[ShardObject],
@@ -45,28 +59,21 @@ class SqlCommits:
             LedgerError: a verdict for a sample of another unit, none for a pending one, or one that says nothing.
         """
         unit = lease.unit
-        async with self._db.writing() as connection:
-            held = await held_unit(connection, lease)
-            if held is None:
-                raise LeaseLost(
-                    f"unit {unit.index} of job {unit.job!r} is not leased to {lease.owner!r} under fence {lease.fence}"
-                )
-            placed = select(samples.c.sample, samples.c.status, samples.c.length)
-            rows = await connection.execute(placed.where(samples.c.job == held.job, samples.c.unit == held.unit))
-            changes = _judge(unit.index, {row.sample: (SampleStatus(row.status), row.length) for row in rows}, verdicts)
-            changes["bytes_stored"] += bytes_stored
-            changes["units_committed"] += 1
-            await _record_verdicts(connection, held.job, verdicts)
-            rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
-            await insert_rows(connection, shard_objects, rows_of_objects)
-            await connection.execute(
-                update(units)
-                .where(units.c.job == held.job, units.c.unit == held.unit)
-                .values(state=UnitState.COMMITTED, committed_at=at, owner=None, expires_at=None)
-            )
-            if event is not None:
-                await connection.execute(insert(events).values(job=unit.job, name=event.name, at=at, data=dict(event.data)))
-            return await add_counts(connection, held.job, changes)
+        held = held_unit(connection, lease)
+        if held is None:
+            raise LeaseLost(f"unit {unit.index} of job {unit.job!r} is not leased to {lease.owner!r} under fence {lease.fence}")
+        named = {"job_number": held.job, "index": held.unit}
+        rows = connection.execute(_PLACED, named)
+        changes = _judge(unit.index, {row.sample: (SampleStatus(row.status), row.length) for row in rows}, verdicts)
+        changes["bytes_stored"] += bytes_stored
+        changes["units_committed"] += 1
+        _record_verdicts(connection, held.job, verdicts)
+        rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
+        insert_rows(connection, shard_objects, rows_of_objects)
+        connection.execute(_COMMIT, {**named, "at": at})
+        if event is not None:
+            connection.execute(_SAY, {"job": unit.job, "name": event.name, "at": at, "data": dict(event.data)})
+        return add_counts(connection, held.job, changes)
 
 
 def _judge(unit: int, placed: _Placed, verdicts: Sequence[SampleVerdict]) -> Counter[str]:
@@ -101,13 +108,14 @@ def _require_sense(unit: int, verdict: SampleVerdict, placed: _Placed, judged: s
         raise LedgerError(f"sample {verdict.sample} of unit {unit} failed without a reason")
 
 
-async def _record_verdicts(connection: AsyncConnection, job_number: int, verdicts: Sequence[SampleVerdict]) -> None:
+def _record_verdicts(connection: Connection, job_number: int, verdicts: Sequence[SampleVerdict]) -> None:
     if not verdicts:
         return
-    await connection.execute(
-        update(samples).where(samples.c.job == job_number, samples.c.sample == bindparam("judged")),
+    connection.execute(
+        _JUDGE,
         [
             {
+                "job_number": job_number,
                 "judged": verdict.sample,
                 "status": verdict.status,
                 "reason": verdict.reason,

@@ -1,4 +1,7 @@
-"""The engine: how a transaction begins, and what makes an acknowledged one survive.
+"""The engine: where a transaction runs, how it begins, and what makes an acknowledged one survive.
+
+A transaction is one plain function, run from its first statement to its end by one thread: the event loop hands it over and hears
+of it once. A thread switch for every statement would cost several times what SQLite itself takes.
 
 SQLite's Python driver opens transactions by itself, too late and only before some statements; here it is told not to, and `BEGIN`
 is sent by SQLAlchemy's event. A writing transaction takes the write lock at once (`BEGIN IMMEDIATE`): one that first reads and
@@ -9,18 +12,24 @@ sqlite.org/pragma.html#pragma_synchronous.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from statetap.ports import LedgerError
 
 _WRITES = "statetap_writes"
+READERS = 2
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # synchronous=FULL syncs the write-ahead log at every commit: what was acknowledged survives a power failure, which NORMAL does
 # not promise. Each connection of the pool has a cache of its own, which fills as the ledger grows and is never given back: it is
@@ -50,21 +59,20 @@ class Database:
             self.location = parsed.render_as_string()
             sqlite = parsed.get_backend_name() == "sqlite"
             if sqlite and parsed.database in (None, "", ":memory:"):
-                raise LedgerError(
-                    f"the ledger {self.location} would not outlive its process; give it a file: sqlite+aiosqlite:///<path>"
-                )
+                raise LedgerError(f"the ledger {self.location} would not outlive its process; give it a file: sqlite:///<path>")
             options: dict[str, Any] = {"connect_args": {"isolation_level": None}} if sqlite else {}
-            self._engine = create_async_engine(parsed, **options)
-            self._writer = self._engine.execution_options(**{_WRITES: True})
+            self.engine = create_engine(parsed, **options)
+            self._writing_engine = self.engine.execution_options(**{_WRITES: True})
         except (SQLAlchemyError, ImportError) as error:
             raise LedgerError(
-                f"no ledger can be opened by that URL: {error}; use sqlite+aiosqlite:///<path> or postgresql+psycopg://<host>/<name>"
+                f"no ledger can be opened by that URL: {error}; use sqlite:///<path> or postgresql+psycopg://<host>/<name>"
             ) from error
         if sqlite:
-            event.listen(self._engine.sync_engine, "connect", _set_pragmas)
-            event.listen(self._engine.sync_engine, "begin", _begin)
+            event.listen(self.engine, "connect", _set_pragmas)
+            event.listen(self.engine, "begin", _begin)
         self._folder = Path(parsed.database or "").parent if sqlite else None
-        self._writing = asyncio.Lock()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ledger-reader")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger-writer")
 
     def require_place(self) -> None:
         """Raise LedgerError if SQLite's file has no folder to be in: what SQLite itself says of that names nothing."""
@@ -72,21 +80,43 @@ class Database:
             raise LedgerError(f"the ledger {self.location}: there is no folder {self._folder}; create it, or use another")
 
     async def close(self) -> None:
-        await self._engine.dispose()
+        """Let the transactions that run come to their end, then close all connections."""
+        await asyncio.to_thread(self._close)
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction that only reads: all that it reads is of one moment."""
-        with self._failures():
-            async with self._engine.begin() as connection:
-                yield connection
+    async def read(self, transaction: Callable[[Connection], T]) -> T:
+        """Run one transaction that only reads: all that it reads is of one moment."""
+        return await self._run(self._readers, self.engine, transaction)
 
-    @asynccontextmanager
-    async def writing(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction that writes: durable when this returns, undone by whatever is raised inside."""
-        with self._failures():
-            async with self._writing, self._writer.begin() as connection:
-                yield connection
+    async def write(self, transaction: Callable[[Connection], T]) -> T:
+        """Run one transaction that writes: durable when this returns, undone by whatever it raises."""
+        return await self._run(self._writer, self._writing_engine, transaction)
+
+    async def _run(self, threads: ThreadPoolExecutor, engine: Engine, transaction: Callable[[Connection], T]) -> T:
+        """If the caller is cancelled, the transaction is undone (or, its commit under way, done) before this returns."""
+        abandoned = Event()
+        running = asyncio.get_running_loop().run_in_executor(threads, self._transact, engine, transaction, abandoned)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            abandoned.set()
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            # Looked at, so that nobody complains of an exception that was never retrieved.
+            running.exception()
+            raise
+
+    def _transact(self, engine: Engine, transaction: Callable[[Connection], T], abandoned: Event) -> T:
+        with self._failures(), engine.begin() as connection:
+            result = transaction(connection)
+            if abandoned.is_set():
+                raise LedgerError("whoever asked for this transaction was cancelled")
+            return result
+
+    def _close(self) -> None:
+        self._readers.shutdown()
+        self._writer.shutdown()
+        self.engine.dispose()
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -106,3 +136,36 @@ def _set_pragmas(connection: Any, _record: object) -> None:
 
 def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")
+
+
+class HasDatabase(Protocol):
+    """What the methods are of that `reading` and `writing` make."""
+
+    _db: Database
+
+
+S = TypeVar("S", bound=HasDatabase)
+
+
+def reading(
+    transaction: Callable[Concatenate[S, Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Make a method that is one transaction, and only reads, from what it does with a connection."""
+
+    @wraps(transaction)
+    async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._db.read(lambda connection: transaction(self, connection, *args, **kwargs))
+
+    return method
+
+
+def writing(
+    transaction: Callable[Concatenate[S, Connection, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """The same for one that writes."""
+
+    @wraps(transaction)
+    async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._db.write(lambda connection: transaction(self, connection, *args, **kwargs))
+
+    return method

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Row, delete, insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, delete, insert, select
 
 from statetap.adapters.ledger.cursors import decode_cursor, page
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, reading, writing
 from statetap.adapters.ledger.jobs import FINISHED
 from statetap.adapters.ledger.schema import datasets, jobs
 from statetap.core.records import DatasetRecord
@@ -22,39 +21,39 @@ class SqlDatasets:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def add_dataset(self, record: DatasetRecord) -> None:
-        async with self._db.writing() as connection:
-            if await _find(connection, record.id) is not None:
-                raise LedgerError(f"there is a dataset {record.id!r} already")
-            await connection.execute(insert(datasets).values(asdict(record)))
+    @writing
+    def add_dataset(self, connection: Connection, record: DatasetRecord) -> None:
+        if _find(connection, record.id) is not None:
+            raise LedgerError(f"there is a dataset {record.id!r} already")
+        connection.execute(insert(datasets).values(asdict(record)))
 
-    async def dataset(self, dataset: str) -> DatasetRecord:
-        async with self._db.reading() as connection:
-            row = await _find(connection, dataset)
+    @reading
+    def dataset(self, connection: Connection, dataset: str) -> DatasetRecord:
+        row = _find(connection, dataset)
         if row is None:
             raise NotFound(f"there is no dataset {dataset!r}")
         return _record(row)
 
-    async def datasets(self, *, limit: int, cursor: str | None) -> Page[DatasetRecord]:
+    @reading
+    def datasets(self, connection: Connection, *, limit: int, cursor: str | None) -> Page[DatasetRecord]:
         """Newest first."""
         statement = select(datasets).order_by(datasets.c.number.desc()).limit(limit + 1)
         if cursor is not None:
             statement = statement.where(datasets.c.number < decode_cursor("datasets", cursor))
-        async with self._db.reading() as connection:
-            rows = (await connection.execute(statement)).all()
+        rows = connection.execute(statement).all()
         return page("datasets", rows, limit, _record, lambda row: int(row.number))
 
-    async def delete_dataset(self, dataset: str) -> None:
+    @writing
+    def delete_dataset(self, connection: Connection, dataset: str) -> None:
         unfinished = select(jobs.c.id).where(jobs.c.dataset == dataset, jobs.c.state.not_in(FINISHED)).order_by(jobs.c.number)
-        async with self._db.writing() as connection:
-            if (await connection.execute(delete(datasets).where(datasets.c.id == dataset))).rowcount == 0:
-                raise NotFound(f"there is no dataset {dataset!r}")
-            if (job := (await connection.execute(unfinished.limit(1))).scalar()) is not None:
-                raise LedgerError(f"dataset {dataset!r} is needed by job {job!r}, which is not finished; cancel the job first")
+        if connection.execute(delete(datasets).where(datasets.c.id == dataset)).rowcount == 0:
+            raise NotFound(f"there is no dataset {dataset!r}")
+        if (job := connection.execute(unfinished.limit(1)).scalar()) is not None:
+            raise LedgerError(f"dataset {dataset!r} is needed by job {job!r}, which is not finished; cancel the job first")
 
 
-async def _find(connection: AsyncConnection, dataset: str) -> Row[Any] | None:
-    return (await connection.execute(select(datasets).where(datasets.c.id == dataset))).one_or_none()
+def _find(connection: Connection, dataset: str) -> Row[Any] | None:
+    return connection.execute(select(datasets).where(datasets.c.id == dataset)).one_or_none()
 
 
 def _record(row: Row[Any]) -> DatasetRecord:

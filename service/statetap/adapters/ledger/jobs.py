@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, Select, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
 from statetap.adapters.ledger.codec import decode_spec
 from statetap.adapters.ledger.counts import counts_of
 from statetap.adapters.ledger.cursors import decode_cursor, page
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, reading, writing
 from statetap.adapters.ledger.schema import jobs
 from statetap.core.records import JobRecord, JobState
 from statetap.ports import NotFound, Page
 
 FINISHED = (JobState.COMPLETED, JobState.CANCELLED, JobState.FAILED)
+# Asked for in nearly every transaction.
+_NUMBER = select(jobs.c.number).where(jobs.c.id == bindparam("job"))
 
 
 class SqlJobs:
@@ -25,40 +26,40 @@ class SqlJobs:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def job(self, job: str) -> JobRecord:
-        async with self._db.reading() as connection:
-            return await _read(connection, job)
+    @reading
+    def job(self, connection: Connection, job: str) -> JobRecord:
+        return _read(connection, job)
 
-    async def jobs(self, *, limit: int, cursor: str | None, states: Sequence[JobState] = ()) -> Page[JobRecord]:
+    @reading
+    def jobs(self, connection: Connection, *, limit: int, cursor: str | None, states: Sequence[JobState] = ()) -> Page[JobRecord]:
         statement: Select[Any] = select(jobs).order_by(jobs.c.number.desc()).limit(limit + 1)
         if cursor is not None:
             statement = statement.where(jobs.c.number < decode_cursor("jobs", cursor))
         if states:
             statement = statement.where(jobs.c.state.in_(states))
-        async with self._db.reading() as connection:
-            rows = (await connection.execute(statement)).all()
+        rows = connection.execute(statement).all()
         return page("jobs", rows, limit, _record, lambda row: int(row.number))
 
-    async def set_job_state(self, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord:
-        async with self._db.writing() as connection:
-            return await move_job(connection, job, state, reason, at=at)
+    @writing
+    def set_job_state(self, connection: Connection, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord:
+        return move_job(connection, job, state, reason, at=at)
 
 
-async def move_job(connection: AsyncConnection, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord:
+def move_job(connection: Connection, job: str, state: JobState, reason: str | None, *, at: float) -> JobRecord:
     """`started_at` is the first time that it ran, `finished_at` stands while it is finished."""
-    before = await _read(connection, job)
+    before = _read(connection, job)
     started_at = at if state is JobState.RUNNING and before.started_at is None else before.started_at
-    await connection.execute(
+    connection.execute(
         update(jobs)
         .where(jobs.c.id == job)
         .values(state=state, reason=reason, started_at=started_at, finished_at=at if state in FINISHED else None)
     )
-    return await _read(connection, job)
+    return _read(connection, job)
 
 
-async def job_number(connection: AsyncConnection, job: str) -> int:
+def job_number(connection: Connection, job: str) -> int:
     """The number that stands for the job in its units and samples. NotFound: there is no such job."""
-    number = (await connection.execute(select(jobs.c.number).where(jobs.c.id == job))).scalar()
+    number = connection.execute(_NUMBER, {"job": job}).scalar()
     if number is None:
         raise no_such_job(job)
     return int(number)
@@ -68,8 +69,8 @@ def no_such_job(job: str) -> NotFound:
     return NotFound(f"there is no job {job!r}")
 
 
-async def _read(connection: AsyncConnection, job: str) -> JobRecord:
-    row = (await connection.execute(select(jobs).where(jobs.c.id == job))).one_or_none()
+def _read(connection: Connection, job: str) -> JobRecord:
+    row = connection.execute(select(jobs).where(jobs.c.id == job)).one_or_none()
     if row is None:
         raise no_such_job(job)
     return _record(row)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import insert, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, insert, select
 
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, reading, writing
 from statetap.adapters.ledger.schema import events, idempotency_keys
 from statetap.core.records import EventRecord
 from statetap.ports import IdempotencyConflict, IdempotencyKey
@@ -20,33 +19,33 @@ class SqlJournal:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def append_event(self, job: str | None, name: str, data: Mapping[str, Any], *, at: float) -> int:
+    @writing
+    def append_event(self, connection: Connection, job: str | None, name: str, data: Mapping[str, Any], *, at: float) -> int:
         statement = insert(events).values(job=job, name=name, at=at, data=dict(data)).returning(events.c.id)
-        async with self._db.writing() as connection:
-            return int((await connection.execute(statement)).scalar_one())
+        return int(connection.execute(statement).scalar_one())
 
-    async def events(self, job: str, *, after: int, limit: int) -> list[EventRecord]:
+    @reading
+    def events(self, connection: Connection, job: str, *, after: int, limit: int) -> list[EventRecord]:
         """In the order in which they were appended; a job without any, known or not, has an empty list."""
         statement = select(events).where(events.c.job == job, events.c.id > after).order_by(events.c.id).limit(limit)
-        async with self._db.reading() as connection:
-            rows = await connection.execute(statement)
+        rows = connection.execute(statement)
         return [EventRecord(id=row.id, job=row.job, name=row.name, at=row.at, data=row.data) for row in rows]
 
-    async def idempotent(self, key: IdempotencyKey) -> str | None:
-        async with self._db.reading() as connection:
-            return await _recorded(connection, key)
+    @reading
+    def idempotent(self, connection: Connection, key: IdempotencyKey) -> str | None:
+        return _recorded(connection, key)
 
 
-async def record_key(connection: AsyncConnection, key: IdempotencyKey, job: str, *, at: float) -> None:
+def record_key(connection: Connection, key: IdempotencyKey, job: str, *, at: float) -> None:
     """Let `key` stand for `job`. IdempotencyConflict: it stands for another already."""
-    if (recorded := await _recorded(connection, key)) is not None:
+    if (recorded := _recorded(connection, key)) is not None:
         raise IdempotencyConflict(f"the idempotency key {key.key!r} already stands for job {recorded!r}")
     values = {"key": key.key, "request_hash": key.request_hash, "job": job, "at": at}
-    await connection.execute(insert(idempotency_keys).values(values))
+    connection.execute(insert(idempotency_keys).values(values))
 
 
-async def _recorded(connection: AsyncConnection, key: IdempotencyKey) -> str | None:
-    row = (await connection.execute(select(idempotency_keys).where(idempotency_keys.c.key == key.key))).one_or_none()
+def _recorded(connection: Connection, key: IdempotencyKey) -> str | None:
+    row = connection.execute(select(idempotency_keys).where(idempotency_keys.c.key == key.key)).one_or_none()
     if row is None:
         return None
     if row.request_hash != key.request_hash:

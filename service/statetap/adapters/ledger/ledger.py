@@ -15,7 +15,7 @@ from statetap.adapters.ledger.workers import SqlWorkers
 
 
 class SqlLedger(SqlDatasets, SqlPlanning, SqlJobs, SqlUnits, SqlCommits, SqlSamples, SqlJournal, SqlWorkers):
-    """`ports.Ledger` on SQLite (`sqlite+aiosqlite:///<path>`) or PostgreSQL (`postgresql+psycopg://…`).
+    """`ports.Ledger` on SQLite (`sqlite:///<path>`) or PostgreSQL (`postgresql+psycopg://…`).
 
     Raises:
         LedgerError: the URL cannot be a ledger's.
@@ -31,8 +31,7 @@ class SqlLedger(SqlDatasets, SqlPlanning, SqlJobs, SqlUnits, SqlCommits, SqlSamp
             LedgerError: it cannot be opened, is something else, or was written by a newer version.
         """
         self._db.require_place()
-        async with self._db.writing() as connection:
-            await connection.run_sync(migrate, self._db.location)
+        await self._db.write(lambda connection: migrate(connection, self._db.location))
 
     async def close(self) -> None:
         await self._db.close()

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sqlalchemy import bindparam, func, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from statetap.adapters.ledger.bulk import batches, insert_rows
 from statetap.adapters.ledger.codec import encode_spec
 from statetap.adapters.ledger.counts import COUNTERS, add_counts, counter_of
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, writing
 from statetap.adapters.ledger.jobs import job_number, move_job
 from statetap.adapters.ledger.journal import record_key
 from statetap.adapters.ledger.schema import datasets, jobs, samples, signed, units
@@ -30,8 +29,15 @@ class SqlPlanning:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def add_job(
-        self, job: JobRecord, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, key: IdempotencyKey | None = None
+    @writing
+    def add_job(
+        self,
+        connection: Connection,
+        job: JobRecord,
+        units: Iterable[UnitRecord],
+        samples: Iterable[SampleRecord],
+        *,
+        key: IdempotencyKey | None = None,
     ) -> None:
         """All of it or nothing.
 
@@ -40,28 +46,34 @@ class SqlPlanning:
             NotFound: its dataset is not there.
             IdempotencyConflict: the key stands for another job.
         """
-        async with self._db.writing() as connection:
-            number = await _insert_job(connection, job)
-            if key is not None:
-                await record_key(connection, key, job.id, at=job.created_at)
-            intake = _Intake(number)
-            await _insert_units(connection, intake, units)
-            await _insert_samples(connection, intake, samples)
-            intake.require_whole()
-            await add_counts(connection, number, intake.counts)
+        number = _insert_job(connection, job)
+        if key is not None:
+            record_key(connection, key, job.id, at=job.created_at)
+        intake = _Intake(number)
+        _insert_units(connection, intake, units)
+        _insert_samples(connection, intake, samples)
+        intake.require_whole()
+        add_counts(connection, number, intake.counts)
 
-    async def append_units(
-        self, job: str, units: Iterable[UnitRecord], samples: Iterable[SampleRecord], *, state: JobState, at: float
+    @writing
+    def append_units(
+        self,
+        connection: Connection,
+        job: str,
+        units: Iterable[UnitRecord],
+        samples: Iterable[SampleRecord],
+        *,
+        state: JobState,
+        at: float,
     ) -> JobRecord:
         """Raises LedgerError if a sample is not a failed one, or the units do not follow those that the job has."""
-        async with self._db.writing() as connection:
-            number = await job_number(connection, job)
-            intake = _Intake(number, first_unit=await _next_unit(connection, number))
-            await _insert_units(connection, intake, units)
-            await _move_samples(connection, intake, samples)
-            intake.require_whole()
-            await add_counts(connection, number, intake.counts)
-            return await move_job(connection, job, state, None, at=at)
+        number = job_number(connection, job)
+        intake = _Intake(number, first_unit=_next_unit(connection, number))
+        _insert_units(connection, intake, units)
+        _move_samples(connection, intake, samples)
+        intake.require_whole()
+        add_counts(connection, number, intake.counts)
+        return move_job(connection, job, state, None, at=at)
 
 
 class _Intake:
@@ -123,10 +135,10 @@ class _Intake:
                 raise LedgerError(f"unit {unit} names {count} samples more than were given")
 
 
-async def _insert_job(connection: AsyncConnection, job: JobRecord) -> int:
-    if (await connection.execute(select(jobs.c.number).where(jobs.c.id == job.id))).first() is not None:
+def _insert_job(connection: Connection, job: JobRecord) -> int:
+    if connection.execute(select(jobs.c.number).where(jobs.c.id == job.id)).first() is not None:
         raise LedgerError(f"there is a job {job.id!r} already")
-    if (await connection.execute(select(datasets.c.number).where(datasets.c.id == job.spec.dataset))).first() is None:
+    if connection.execute(select(datasets.c.number).where(datasets.c.id == job.spec.dataset)).first() is None:
         raise NotFound(f"there is no dataset {job.spec.dataset!r}")
     statement = (
         insert(jobs)
@@ -145,31 +157,31 @@ async def _insert_job(connection: AsyncConnection, job: JobRecord) -> int:
         )
         .returning(jobs.c.number)
     )
-    return int((await connection.execute(statement)).scalar_one())
+    return int(connection.execute(statement).scalar_one())
 
 
-async def _next_unit(connection: AsyncConnection, number: int) -> int:
-    last = (await connection.execute(select(func.max(units.c.unit)).where(units.c.job == number))).scalar()
+def _next_unit(connection: Connection, number: int) -> int:
+    last = connection.execute(select(func.max(units.c.unit)).where(units.c.job == number)).scalar()
     return 0 if last is None else int(last) + 1
 
 
-async def _insert_units(connection: AsyncConnection, intake: _Intake, new: Iterable[UnitRecord]) -> None:
-    await insert_rows(connection, units, (intake.unit_row(unit) for unit in new))
+def _insert_units(connection: Connection, intake: _Intake, new: Iterable[UnitRecord]) -> None:
+    insert_rows(connection, units, (intake.unit_row(unit) for unit in new))
 
 
-async def _insert_samples(connection: AsyncConnection, intake: _Intake, new: Iterable[SampleRecord]) -> None:
-    await insert_rows(connection, samples, (intake.sample_row(sample) for sample in new))
+def _insert_samples(connection: Connection, intake: _Intake, new: Iterable[SampleRecord]) -> None:
+    insert_rows(connection, samples, (intake.sample_row(sample) for sample in new))
 
 
-async def _move_samples(connection: AsyncConnection, intake: _Intake, moved: Iterable[SampleRecord]) -> None:
+def _move_samples(connection: Connection, intake: _Intake, moved: Iterable[SampleRecord]) -> None:
     move = (
         update(samples)
         .where(samples.c.job == intake.job_number, samples.c.sample == bindparam("moved"))
         .values(status=SampleStatus.PENDING, reason=None, worker=None, next_token=-1, digest=0)
     )
     for batch in batches(moved, QUERIED_SAMPLES):
-        await _require_failed(connection, intake.job_number, batch)
-        await connection.execute(move, list(_moves(intake, batch)))
+        _require_failed(connection, intake.job_number, batch)
+        connection.execute(move, list(_moves(intake, batch)))
 
 
 def _moves(intake: _Intake, batch: list[SampleRecord]) -> Iterator[dict[str, Any]]:
@@ -182,12 +194,12 @@ def _moves(intake: _Intake, batch: list[SampleRecord]) -> Iterator[dict[str, Any
         yield {"moved": sample.sample, "unit": sample.unit, "row_start": sample.row_start}
 
 
-async def _require_failed(connection: AsyncConnection, number: int, batch: list[SampleRecord]) -> None:
+def _require_failed(connection: Connection, number: int, batch: list[SampleRecord]) -> None:
     wanted = [sample.sample for sample in batch]
     statement = select(samples.c.sample).where(
         samples.c.job == number, samples.c.sample.in_(wanted), samples.c.status == SampleStatus.FAILED
     )
-    failed = set((await connection.execute(statement)).scalars())
+    failed = set(connection.execute(statement).scalars())
     for index in wanted:
         # Removed as they are met: a sample that comes twice is no failed one the second time.
         if index not in failed:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from statetap.adapters.ledger.cursors import decode_cursor, page
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, reading
 from statetap.adapters.ledger.jobs import job_number
 from statetap.adapters.ledger.schema import samples
 from statetap.core.capture import reason_kind
 from statetap.core.records import SampleRecord, SampleStatus
 from statetap.ports import Page
+
+_OF_JOB = samples.c.job == bindparam("job_number")
+_OF_UNIT = select(samples).where(samples.c.unit == bindparam("unit")).order_by(samples.c.row_start)
 
 
 class SqlSamples:
@@ -22,41 +25,47 @@ class SqlSamples:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def unit_samples(self, job: str, unit: int) -> list[SampleRecord]:
-        return await self._records(job, select(samples).where(samples.c.unit == unit).order_by(samples.c.row_start))
+    @reading
+    def unit_samples(self, connection: Connection, job: str, unit: int) -> list[SampleRecord]:
+        return _records(connection, job, _OF_UNIT, unit=unit)
 
-    async def samples(self, job: str, *, status: SampleStatus | None, limit: int, cursor: str | None) -> Page[SampleRecord]:
+    @reading
+    def samples(
+        self, connection: Connection, job: str, *, status: SampleStatus | None, limit: int, cursor: str | None
+    ) -> Page[SampleRecord]:
         """In dataset order."""
         statement = select(samples).order_by(samples.c.sample).limit(limit + 1)
         if status is not None:
             statement = statement.where(samples.c.status == status)
         if cursor is not None:
             statement = statement.where(samples.c.sample > decode_cursor("samples", cursor))
-        records = await self._records(job, statement)
+        records = _records(connection, job, statement)
         return page("samples", records, limit, lambda record: record, lambda record: record.sample)
 
-    async def sample_range(self, job: str, first: int, count: int) -> list[SampleRecord]:
+    @reading
+    def sample_range(self, connection: Connection, job: str, first: int, count: int) -> list[SampleRecord]:
         within = samples.c.sample.between(first, first + count - 1)
-        return await self._records(job, select(samples).where(within).order_by(samples.c.sample))
+        return _records(connection, job, select(samples).where(within).order_by(samples.c.sample))
 
-    async def failures(self, job: str) -> dict[str, int]:
+    @reading
+    def failures(self, connection: Connection, job: str) -> dict[str, int]:
         # That the reason is there is said aloud so that the index on reasons, which holds no other rows, answers alone.
         statement = (
             select(samples.c.reason, func.count())
             .where(samples.c.status.in_((SampleStatus.FAILED, SampleStatus.SKIPPED)), samples.c.reason.is_not(None))
             .group_by(samples.c.reason)
         )
-        async with self._db.reading() as connection:
-            rows = await connection.execute(statement.where(samples.c.job == await job_number(connection, job)))
+        rows = connection.execute(statement.where(samples.c.job == job_number(connection, job)))
         kinds: Counter[str] = Counter()
         for reason, count in rows:
             kinds[reason_kind(reason)] += count
         return dict(kinds)
 
-    async def _records(self, job: str, statement: Select[Any]) -> list[SampleRecord]:
-        async with self._db.reading() as connection:
-            rows = await connection.execute(statement.where(samples.c.job == await job_number(connection, job)))
-        return [_record(job, row) for row in rows]
+
+def _records(connection: Connection, job: str, statement: Select[Any], **values: Any) -> list[SampleRecord]:
+    """The samples that a statement, with `values` for its parameters, chooses from all of them, in one job."""
+    rows = connection.execute(statement.where(_OF_JOB), {"job_number": job_number(connection, job), **values})
+    return [_record(job, row) for row in rows]
 
 
 def _record(job: str, row: Row[Any]) -> SampleRecord:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
-from statetap.adapters.ledger.database import Database
+from statetap.adapters.ledger.database import Database, reading, writing
 from statetap.adapters.ledger.schema import workers
 from statetap.core.records import WorkerRecord
 from statetap.ports import NotFound
@@ -16,7 +16,8 @@ class SqlWorkers:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def add_worker(self, worker: WorkerRecord) -> None:
+    @writing
+    def add_worker(self, connection: Connection, worker: WorkerRecord) -> None:
         values = {
             "url": worker.url,
             "dumps": worker.dumps,
@@ -24,19 +25,18 @@ class SqlWorkers:
             "draining": worker.draining,
             "api_key": worker.api_key,
         }
-        async with self._db.writing() as connection:
-            replaced = await connection.execute(update(workers).where(workers.c.name == worker.name).values(values))
-            if replaced.rowcount == 0:
-                await connection.execute(insert(workers).values(name=worker.name, **values))
+        replaced = connection.execute(update(workers).where(workers.c.name == worker.name).values(values))
+        if replaced.rowcount == 0:
+            connection.execute(insert(workers).values(name=worker.name, **values))
 
-    async def delete_worker(self, name: str) -> None:
+    @writing
+    def delete_worker(self, connection: Connection, name: str) -> None:
         """Raises NotFound."""
-        async with self._db.writing() as connection:
-            if (await connection.execute(delete(workers).where(workers.c.name == name))).rowcount == 0:
-                raise NotFound(f"there is no worker {name!r}")
+        if connection.execute(delete(workers).where(workers.c.name == name)).rowcount == 0:
+            raise NotFound(f"there is no worker {name!r}")
 
-    async def workers(self) -> list[WorkerRecord]:
+    @reading
+    def workers(self, connection: Connection) -> list[WorkerRecord]:
         """By name."""
-        async with self._db.reading() as connection:
-            rows = await connection.execute(select(workers).order_by(workers.c.name))
+        rows = connection.execute(select(workers).order_by(workers.c.name))
         return [WorkerRecord(**row) for row in rows.mappings()]

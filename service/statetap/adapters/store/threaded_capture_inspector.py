@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import xxhash
 from statetap_client import layout
 
+from statetap.adapters.store.direct_io import SharedMappings
+from statetap.adapters.store.object_files import WINDOW_BYTES
 from statetap.adapters.store.row_norms import sampled_norms
 from statetap.adapters.store.row_sums import RowSums
 from statetap.adapters.store.value_checks import RowChecker
@@ -44,6 +46,9 @@ class ThreadedCaptureInspector:
 def _inspect(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> CaptureReport:
     hasher = xxhash.xxh3_64(seed=0)
     fault: str | None = None
+    # To find the mappings takes longer than to look at a small capture.
+    large = sum(view.nbytes for part in parts for view in part.views.values()) > WINDOW_BYTES
+    mappings = SharedMappings() if large else None
     sums = RowSums([part.row_checksums for part in parts])
     for array in arrays:
         checker = RowChecker(array)
@@ -52,13 +57,20 @@ def _inspect(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> Cap
         for number, part in enumerate(parts):
             data = part.views[array.name].cast("B")
             first_row = row
+            held = 0
             for start in range(0, len(data), block_bytes):
+                if mappings is not None and start - held >= WINDOW_BYTES:
+                    # Not to hold a whole dump: what was looked at is mapped again when it is written.
+                    mappings.drop([data[held:start]])
+                    held = start
                 block = data[start : start + block_bytes]
                 hasher.update(block)
                 sums.add(number, row - first_row, array, block)
                 if fault is None:
                     fault = checker.fault(block, row)
                 row += len(block) // array.row_bytes
+            if mappings is not None:
+                mappings.drop([data[held:]])
     refusal = None if fault is None else Refusal(RefusalReason.BAD_VALUES, fault)
     if (difference := sums.difference()) is not None:
         refusal = Refusal(RefusalReason.WRONG_CHECKSUM, difference)

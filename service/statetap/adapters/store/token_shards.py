@@ -1,4 +1,8 @@
-"""Writes `input_ids` and `loss_mask` shard by shard, holding one shard of each."""
+"""Writes `input_ids` and `loss_mask` shard by shard, holding one shard of each.
+
+A shard that is not there yet is put together here, byte for byte as zarr-python would, whose codecs take several times as long
+for its many small chunks; one that is there is changed by zarr-python.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 import zarr
+from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
-from statetap_client import layout
+from statetap_client import layout, sharding
 
-from statetap.adapters.store.durable_files import as_store_error, sync_object
+from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, replace_file, sync_object
 from statetap.ports import StoreError, TokenBlock
 
 
@@ -63,10 +68,30 @@ def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[tuple[int, li
 def _write_shard(root: Path, arrays: dict[str, zarr.Array[Any]], shard: int, pieces: list[TokenBlock]) -> None:
     first = shard * layout.TOKEN_ROWS_PER_SHARD
     for name, array in arrays.items():
+        path = root / layout.chunk_key(name, shard)
+        if not path.exists():
+            _create(path, _placed(pieces, name, np.zeros(layout.TOKEN_ROWS_PER_SHARD, layout.TOKEN_ARRAYS[name])))
+            continue
         stored = cast("NDArray[Any]", array[first : first + layout.TOKEN_ROWS_PER_SHARD])
-        wanted = stored.copy()
-        for piece in pieces:
-            wanted[piece.row : piece.row + len(piece.input_ids)] = getattr(piece, name)
+        wanted = _placed(pieces, name, stored.copy())
         if not np.array_equal(wanted, stored):
             array[first : first + len(wanted)] = wanted
-            sync_object(root / layout.chunk_key(name, shard))
+            sync_object(path)
+
+
+def _placed(pieces: list[TokenBlock], name: str, values: NDArray[Any]) -> NDArray[Any]:
+    for piece in pieces:
+        values[piece.row : piece.row + len(piece.input_ids)] = getattr(piece, name)
+    return values
+
+
+def _create(path: Path, values: NDArray[Any]) -> None:
+    """Write a shard object of these values; chunks of nothing but zeros are left out, and so is a shard of only those."""
+    codec = Zstd(level=layout.ZSTD_LEVEL)
+    chunks = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1, layout.TOKEN_ROWS_PER_CHUNK)
+    encoded = [bytes(codec.encode(chunk)) if chunk.any() else b"" for chunk in chunks]
+    if any(encoded):
+        make_directories(path.parent)
+        lengths = np.array([len(chunk) for chunk in encoded], np.int64)
+        replace_file(path, b"".join([*encoded, sharding.encode_lengths(lengths)]))
+        fsync_directory(path.parent.parent)

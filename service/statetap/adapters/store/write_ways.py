@@ -58,7 +58,10 @@ def _measure(directory: Path) -> Alignment | None:
         if alignment is None or not _set_direct(file.fileno(), on=True):
             return None
         data = mmap.mmap(-1, _TRIAL_BYTES)
-        data[:] = os.urandom(1 << 20) * (_TRIAL_BYTES >> 20)
+        block = os.urandom(1 << 20)
+        # Piece by piece: the event loop does not wait for the whole of it.
+        for start in range(0, _TRIAL_BYTES, len(block)):
+            data[start : start + len(block)] = block
         for _ in range(_TRIALS):
             seconds = {}
             for on in (True, False):

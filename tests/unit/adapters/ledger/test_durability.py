@@ -38,7 +38,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_process_loses_nothing_that_it_was_promised(tmp_path):
-    url = f"sqlite+aiosqlite:///{tmp_path}/ledger.db"
+    url = f"sqlite:///{tmp_path}/ledger.db"
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
     writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, url, **pipes)
     try:

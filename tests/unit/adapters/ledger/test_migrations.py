@@ -17,7 +17,7 @@ from statetap.ports import LedgerError
 
 
 async def opened_and_closed(path):
-    ledger = SqlLedger(f"sqlite+aiosqlite:///{path}")
+    ledger = SqlLedger(f"sqlite:///{path}")
     try:
         await ledger.open()
     finally:
@@ -33,11 +33,12 @@ async def test_the_migrations_make_the_schema(tmp_path):
 
 
 async def test_opening_again_keeps_what_is_there(tmp_path):
-    ledger = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    ledger = SqlLedger(f"sqlite:///{tmp_path}/ledger.db")
     worker = WorkerRecord(name="w", url="http://127.0.0.1:1", dumps={})
     await ledger.open()
     await ledger.add_worker(worker)
     await ledger.close()
+    ledger = SqlLedger(f"sqlite:///{tmp_path}/ledger.db")
     await ledger.open()
     assert await ledger.workers() == [worker]
     await ledger.close()

@@ -16,7 +16,7 @@ from tests.contract.ledgers.plan import SAMPLES, UNITS, dataset, failed, job, le
 
 @pytest.fixture
 async def ledger(tmp_path):
-    made = SqlLedger(f"sqlite+aiosqlite:///{tmp_path}/ledger.db")
+    made = SqlLedger(f"sqlite:///{tmp_path}/ledger.db")
     await made.open()
     await made.add_dataset(dataset())
     await made.add_job(job(), UNITS, SAMPLES)
@@ -41,7 +41,7 @@ def plans(ledger, tmp_path):
                 for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
             ]
 
-    event.listen(ledger._db._engine.sync_engine, "before_cursor_execute", note)
+    event.listen(ledger._db.engine, "before_cursor_execute", note)
     return explain
 
 

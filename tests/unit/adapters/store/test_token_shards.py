@@ -49,6 +49,23 @@ async def test_blocks_land_at_their_rows_and_gaps_are_zero(tmp_path) -> None:
         assert np.array_equal(read(tmp_path / "s", name), wanted)
 
 
+async def test_new_shards_are_the_bytes_that_zarr_writes(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    ids, mask = random.integers(0, 50_000, SHARD + 700, dtype=np.int32), random.integers(0, 2, SHARD + 700, dtype=np.uint8)
+    store = await make_store(tmp_path / "ours", rows=2 * SHARD + 9)
+    await make_store(tmp_path / "theirs", rows=2 * SHARD + 9)
+    # Whole chunks of the second shard stay empty; the third is cut off by the array's end.
+    blocks = [TokenBlock(5, ids, mask), TokenBlock(2 * SHARD + 2, ids[:7], mask[:7])]
+    await store.write_tokens(str(tmp_path / "ours"), blocks)
+    group = zarr.open_group(tmp_path / "theirs", mode="r+", use_consolidated=False)
+    for name in ("input_ids", "loss_mask"):
+        values = np.zeros(2 * SHARD + 9, np.int32)
+        for written in blocks:
+            values[written.row : written.row + len(written.input_ids)] = getattr(written, name)
+        group[name][:] = values
+    assert tree_of(tmp_path / "ours") == tree_of(tmp_path / "theirs")
+
+
 async def test_writing_again_writes_the_same_bytes_and_nothing_twice(tmp_path, monkeypatch) -> None:
     store = await make_store(tmp_path / "s")
     blocks = [block(3, 10), block(SHARD + 1, 10)]
