@@ -72,13 +72,13 @@ def test_a_server_is_killed_in_mid_job(servers: dict[str, SglangServer], folder:
         made.wait_for_workers(client, *servers)
         job = made.submit(client, samples, "conversations.zarr", **UNIT)
         until("both have stored something", lambda: all(stored_by(client, job.id, name) for name in servers))
+        before = mortal.tap().name
         mortal.kill()
         until("its loss seen", lambda: mortal.name not in made.ready_workers(client))
         so_far = stored(client, job.id)
         until("the other one goes on alone", lambda: stored(client, job.id) > so_far)
         # Held up only so that the one that comes back finds work left.
         client.steer(job.id, "pause")
-        before = mortal.tap().name
         mortal.start()
         mortal.wait_ready()
         made.wait_for_workers(client, *servers)
