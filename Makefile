@@ -80,7 +80,7 @@ mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..."
 fuzz: $(VENV)/.installed ## send broken input to every parser; ARGS="--inputs 1000000" chooses
 	$(PY) -m tests.fuzz $(ARGS)
 
-conformance: $(VENV)/.installed ## hold a running service against its OpenAPI document; ARGS=500 chooses the examples
+conformance: $(VENV)/.installed ## hold a running service against its OpenAPI document; ARGS=3600 chooses the seconds
 	$(PY) -m tests.contract.conformance $(ARGS)
 
 clean: ## remove what the targets made

@@ -67,7 +67,9 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try; default: all")
     parser.add_argument("--no-baseline", action="store_true", help="do not first see that every check passes without a bug")
-    parser.add_argument("--part", type=part, default=(0, 1), metavar="N/OF", help="every OF-th mutant only, from the N-th (0 is the first)")
+    parser.add_argument(
+        "--part", type=part, default=(0, 1), metavar="N/OF", help="every OF-th mutant only, from the N-th (0 is the first)"
+    )
     asked = parser.parse_args()
     names = asked.names
     known = {mutant.name: mutant for mutant in CATALOGUE}
