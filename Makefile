@@ -80,7 +80,7 @@ mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..."
 fuzz: $(VENV)/.installed ## send broken input to every parser; ARGS="--inputs 1000000" chooses
 	$(PY) -m tests.fuzz $(ARGS)
 
-conformance: $(VENV)/.installed ## hold a running service against its OpenAPI document; ARGS=500 chooses the examples
+conformance: $(VENV)/.installed ## hold a running service against its OpenAPI document; ARGS=3600 chooses the seconds
 	$(PY) -m tests.contract.conformance $(ARGS)
 
 clean: ## remove what the targets made
@@ -97,13 +97,13 @@ $(VENV)/.installed: $(DISTRIBUTIONS) requirements/test.txt requirements/model.tx
 $(MODEL)/config.json: | $(VENV)/.installed
 	TQDM_DISABLE=1 $(PY) tools/fetch_model.py $(MODEL)
 
-# With the tests' torch, and without what SGLang's own requirements would bring of CUDA. Modules that are used are compiled when they are.
+# With the tests' torch, and without what SGLang's own requirements would bring of CUDA.
 $(SGLANG_VENV)/.installed: $(VENV)/.installed requirements/sglang.txt requirements/sglang-previous.txt
 	test -x $(SGLANG_PY) || $(PYTHON) -m venv $(SGLANG_VENV)
-	$(SGLANG_PY) -m pip install -q --no-compile $$(grep '^torch==' requirements/test.txt)
-	$(SGLANG_PY) -m pip install -q --no-compile --no-deps -r requirements/sglang.txt -e clients/sglang
+	$(SGLANG_PY) -m pip install -q $$(grep '^torch==' requirements/test.txt)
+	$(SGLANG_PY) -m pip install -q --no-deps -r requirements/sglang.txt -e clients/sglang
 	rm -rf $(SGLANG_PREVIOUS)
-	$(SGLANG_PY) -m pip install -q --no-compile --no-deps --target $(SGLANG_PREVIOUS) -r requirements/sglang-previous.txt
+	$(SGLANG_PY) -m pip install -q --no-deps --target $(SGLANG_PREVIOUS) -r requirements/sglang-previous.txt
 	touch $@
 
 $(TINY_MODEL)/config.json: | $(VENV)/.installed

@@ -25,6 +25,8 @@ from tests.fakes.cluster import until
 CONVERSATIONS = 200
 LAYERS = [1, 14, 26]
 UNIT = {"rows_per_shard": 1024}
+# Strangers that ask without end would take half of a server, and twice the time: the parity tests have those.
+STRANGERS_PAUSE_SECONDS = 1.0
 
 
 def conversations() -> list[dict[str, object]]:
@@ -68,17 +70,17 @@ def test_a_server_is_killed_in_mid_job(servers: dict[str, SglangServer], folder:
     samples = conversations()
     assert len(samples) == CONVERSATIONS
     mortal = servers["pieces"]
-    with service_over(folder, servers) as (made, client), ForeignTraffic(servers["whole"]):
+    with service_over(folder, servers) as (made, client), ForeignTraffic(servers["whole"], pause_seconds=STRANGERS_PAUSE_SECONDS):
         made.wait_for_workers(client, *servers)
         job = made.submit(client, samples, "conversations.zarr", **UNIT)
         until("both have stored something", lambda: all(stored_by(client, job.id, name) for name in servers))
+        before = mortal.tap().name
         mortal.kill()
         until("its loss seen", lambda: mortal.name not in made.ready_workers(client))
         so_far = stored(client, job.id)
         until("the other one goes on alone", lambda: stored(client, job.id) > so_far)
         # Held up only so that the one that comes back finds work left.
         client.steer(job.id, "pause")
-        before = mortal.tap().name
         mortal.start()
         mortal.wait_ready()
         made.wait_for_workers(client, *servers)

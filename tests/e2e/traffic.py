@@ -24,9 +24,10 @@ class ForeignTraffic:
     Entering waits until both came through once; leaving fails if a stranger was refused: the plugin must not be felt.
     """
 
-    def __init__(self, server: SglangServer) -> None:
+    def __init__(self, server: SglangServer, *, pause_seconds: float = PAUSE_SECONDS) -> None:
         self.failures: list[str] = []
         self._server = server
+        self._pause_seconds = pause_seconds
         self._over = threading.Event()
         self._came_through = [threading.Event(), threading.Event()]
         works = zip((self._check_health, self._request), self._came_through, strict=True)
@@ -51,7 +52,7 @@ class ForeignTraffic:
 
     def _repeat(self, work: Callable[[httpx.Client], httpx.Response], came_through: threading.Event) -> None:
         with httpx.Client(timeout=REQUEST_SECONDS) as http:
-            while not self._over.wait(PAUSE_SECONDS) and not self.failures:
+            while not self._over.wait(self._pause_seconds) and not self.failures:
                 try:
                     answer = work(http)
                 except httpx.HTTPError as error:

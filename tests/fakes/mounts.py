@@ -37,20 +37,20 @@ def fill(at: Path, *, leave: int) -> Path:
 
     Raises:
         OSError: others take the room faster than it can be filled.
-
     """
     ballast = at / ".ballast"
     with ballast.open("wb") as file:
         for left in reversed(range(TRIES_TO_FILL)):
             free = os.statvfs(at)
+            room = free.f_bavail * free.f_frsize - leave
+            if room <= 0:
+                break
             try:
-                os.posix_fallocate(file.fileno(), 0, max(free.f_bavail * free.f_frsize - leave, 1))
+                os.posix_fallocate(file.fileno(), 0, room)
+                break
             except OSError as error:
-                # Somebody wrote since the room was asked for; what was taken by halves is given back.
+                # Somebody wrote since the room was asked for.
                 if error.errno != errno.ENOSPC or not left:
                     ballast.unlink()
                     raise
-                file.truncate(0)
-            else:
-                break
     return ballast

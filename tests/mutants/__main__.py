@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants to try; default: all")
     parser.add_argument("--no-baseline", action="store_true", help="do not first see that every check passes without a bug")
     parser.add_argument(
-        "--part", type=part, default=(0, 1), metavar="N/OF", help="every OF-th mutant only, from the N-th (0 is the first)"
+        "--part", type=part, default=(0, 1), metavar="N/OF", help="every OF-th of them only, from the N-th (0 is the first)"
     )
     asked = parser.parse_args()
     names = asked.names
@@ -77,7 +77,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
     first, step = asked.part
-    chosen = [known[name] for name in names] if names else list(CATALOGUE[first::step])
+    chosen = [known[name] for name in names or known][first::step]
 
     with tempfile.TemporaryDirectory(prefix="statetap-mutants-") as folder, ThreadPoolExecutor(AT_ONCE) as pool:
         clean = copy_tree(Path(folder) / "clean")
