@@ -30,7 +30,7 @@ from tests.fakes.nursery import NurseryChild
 DUMP_ROOM = 24 << 20
 STORE_ROOM = 48 << 20
 RESERVE = 8 << 20
-WORKER_FLAGS = ("--layers", "0,1", "--gap-seconds", "0.02")
+WORKER_FLAGS = ("--layers", "0,1", "--gap-seconds", "0.02", "--chunked-prefill-size", "-1")
 # Short, so that what runs out runs out soon; longer than anything that an undisturbed worker takes.
 RUNTIME: dict[str, Any] = {
     "request_timeout_base_seconds": 8.0,
