@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from random import Random
 
 import numpy as np
 from statetap.adapters.datasets.arrow_file import ArrowDataset
-from statetap.core.placement import choose_geometry, dataset_order, place
+from statetap.core.placement import Geometry, alignment_rows, dataset_order, place
 from statetap.core.spec import HiddenArray
 from statetap_client import layout
 from statetap_client.reader import StoreReader
@@ -26,7 +27,7 @@ class Outlet:
         self, root: Path, dataset: ArrowDataset, states: PlacedStates, arrays: Sequence[HiddenArray], share: float, seed: int
     ) -> None:
         lengths: Sequence[int] = dataset.lengths.tolist()
-        geometry = choose_geometry(arrays)
+        geometry = _geometry(root, arrays)
         self.placement = place(lengths, dataset_order(len(lengths)), geometry)
         self.wrong: list[str] = []
         self.read_back = 0
@@ -94,3 +95,10 @@ class Outlet:
             self.wrong.append(f"{name}: shard {shard} is not there although its unit is committed")
             return
         shutil.rmtree(self._root / name / "c" / str(shard))
+
+
+def _geometry(root: Path, arrays: Sequence[HiddenArray]) -> Geometry:
+    """As the store says: the service cuts units that fit the workers' budget."""
+    document = json.loads((root / layout.metadata_key("")).read_text(encoding="utf-8"))
+    said = document["attributes"][layout.ATTRIBUTES_KEY]
+    return Geometry(said["rows_per_shard"], said["rows_per_chunk"], alignment_rows(arrays))

@@ -43,7 +43,7 @@ class Plan:
     samples: int = 37_000
     median: int = 2_000
     longest: int = 8_192
-    hidden: int = 512
+    hidden: int = 256
     workers: int = 8
     delay: float = 0.0
     read_back: float = 0.02
