@@ -31,7 +31,7 @@ STATES = len(facts.LAYERS) + 1
 SHORTEST = 16
 # Of the logarithm of lengths: a mean of 1.2 medians, one sample in ten longer than 2.2 of them.
 SPREAD = 0.6
-# What a worker may hold: two units of 256 MiB and two of the longest samples, with their headers, and as much again as is free.
+# A worker may hold so much, and two of the longest samples on top: units of about 256 MiB, the next one leased ahead.
 UNITS_BYTES = 1 << 30
 SETTLE_SECONDS = 30.0
 
