@@ -19,14 +19,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONUTF8 := 1
 
 # In tests torch shares the cores with what it is tested beside.
-test test-sglang chaos soak mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
+test test-sglang chaos soak rehearsal mutants fuzz conformance: export OMP_NUM_THREADS ?= 1
 # Tokenizers start a thread for each core, for texts of a line.
 fuzz: export TOKENIZERS_PARALLELISM := false
 test-sglang bench-plugin: export E2E_SGLANG_ENVIRONMENT := $(abspath $(SGLANG_VENV))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin chaos soak mutants fuzz conformance clean
+.PHONY: help setup setup-sglang demo test test-sglang lint format docs bench bench-plugin chaos soak rehearsal mutants fuzz conformance clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ chaos: setup ## hundreds of schedules of faults; ARGS="--processes 0 --virtual 2
 
 soak: setup ## 20,000 samples through one service under faults: nothing grows; ARGS="--samples 2000 --jobs 4" chooses
 	$(PY) -m tests.soak $(ARGS)
+
+rehearsal: setup ## the whole job, 37,000 samples, with workers that only publish; ARGS="--hidden 7168" is full width, 5 TB
+	$(PY) -m tests.rehearsal $(ARGS)
 
 mutants: setup ## plant known bugs and see the tests catch them; ARGS="NAME ..." chooses
 	$(PY) -m tests.mutants $(ARGS)

@@ -45,6 +45,7 @@ class Shape:
     hidden: int = 64
     longest: int = 256
     budget_bytes: int = 1 << 30
+    module: str = "tests.bench.stand_ins"
 
 
 @dataclass(slots=True)
@@ -130,9 +131,7 @@ def served(disk: Path, shape: Shape) -> Iterator[Served]:
     options += ["--hidden", str(shape.hidden), "--longest", str(shape.longest), "--budget-bytes", str(shape.budget_bytes)]
     options += ["--plain"] if shape.plain else []
     with (folder / "stand-ins.log").open("wb") as log:
-        stand_ins = subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.stand_ins", *options], stdout=subprocess.PIPE, stderr=log
-        )
+        stand_ins = subprocess.Popen([sys.executable, "-m", shape.module, *options], stdout=subprocess.PIPE, stderr=log)
     made = Served(folder, dumps, shape, ())
     try:
         assert stand_ins.stdout is not None

@@ -13,6 +13,7 @@ import gc
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import orjson
 from statetap_sglang.beacon import Beacon
 from statetap_sglang.checksum import row_checksums
 from statetap_sglang.format import MODEL_DTYPES, ROW_CHECKSUMS, TOKEN_IDS, TensorView
+from statetap_sglang.free_files import RECYCLE_FROM_BYTES
 from statetap_sglang.plain import PlainLayout, PlainPublisher
 from statetap_sglang.publisher import DumpPublisher
 
@@ -54,16 +56,18 @@ class States:
         self._dtype = MODEL_DTYPES[beacon.dtype]
         self._sums = row_checksums(self.hidden(longest))
 
-    def hidden(self, rows: int) -> dict[str, TensorView]:
-        return {
-            name: TensorView(self._dtype, bits[:rows].shape, bits[:rows].reshape(-1).view(np.uint8).data)
-            for name, bits in self._bits.items()
-        }
+    def first_row(self, tokens: np.ndarray) -> int:
+        """Where in the bytes a sample's rows begin."""
+        return 0
+
+    def hidden(self, rows: int, first: int = 0) -> dict[str, TensorView]:
+        taken = {name: bits[first : first + rows] for name, bits in self._bits.items()}
+        return {name: TensorView(self._dtype, bits.shape, bits.reshape(-1).view(np.uint8).data) for name, bits in taken.items()}
 
     def of(self, tokens: np.ndarray) -> dict[str, TensorView]:
-        rows = len(tokens)
-        sums = TensorView("I64", (rows,), self._sums[:rows].data.cast("B"))
-        return {TOKEN_IDS: TensorView("I32", (rows,), tokens.data.cast("B")), **self.hidden(rows), ROW_CHECKSUMS: sums}
+        rows, first = len(tokens), self.first_row(tokens)
+        sums = TensorView("I64", (rows,), self._sums[first : first + rows].data.cast("B"))
+        return {TOKEN_IDS: TensorView("I32", (rows,), tokens.data.cast("B")), **self.hidden(rows, first), ROW_CHECKSUMS: sums}
 
 
 class StandIn:
@@ -151,22 +155,24 @@ class Connection(asyncio.Protocol):
         return _OK % (2, b"{}") if path in (b"/ping", b"/abort_request") else _NOT_FOUND
 
 
-async def serve(options: argparse.Namespace) -> None:
-    beacons = {
-        name: make_beacon(
-            boot_id=boot_of(name),
-            model_path=MODEL,
-            aux_layer_ids=LAYERS,
-            final=FINAL,
-            hidden_size=options.hidden,
-            vocab_size=VOCAB_SIZE,
-            context_length=CONTEXT_LENGTH,
-            pid=os.getpid(),
-            budget_bytes=options.budget_bytes,
-        )
-        for name in worker_names(options.workers)
-    }
-    states = States(next(iter(beacons.values())), options.longest)
+def beacon_of(name: str, hidden: int, budget_bytes: int) -> Beacon:
+    return make_beacon(
+        boot_id=boot_of(name),
+        model_path=MODEL,
+        aux_layer_ids=LAYERS,
+        final=FINAL,
+        hidden_size=hidden,
+        vocab_size=VOCAB_SIZE,
+        context_length=CONTEXT_LENGTH,
+        pid=os.getpid(),
+        budget_bytes=budget_bytes,
+        recycle_from_bytes=RECYCLE_FROM_BYTES,
+    )
+
+
+async def serve(options: argparse.Namespace, make_states: Callable[[Beacon, int], States]) -> None:
+    beacons = {name: beacon_of(name, options.hidden, options.budget_bytes) for name in worker_names(options.workers)}
+    states = make_states(next(iter(beacons.values())), options.longest)
     workers = {
         name: StandIn(name, options.root, beacon, states, options.delay, plain=options.plain, lag=options.lag)
         for name, beacon in beacons.items()
@@ -181,7 +187,7 @@ async def serve(options: argparse.Namespace) -> None:
     await stop.wait()
 
 
-def main() -> None:
+def main(make_states: Callable[[Beacon, int], States] = States) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--workers", type=int, required=True)
@@ -191,7 +197,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--longest", type=int, default=256, help="tokens of the longest sample")
     parser.add_argument("--budget-bytes", type=int, default=1 << 30)
-    asyncio.run(serve(parser.parse_args()))
+    asyncio.run(serve(parser.parse_args(), make_states))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median
-from typing import TextIO
+from typing import Any, TextIO
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Held:
         return cls(size("RssAnon") + size("RssFile"), size("RssShmem"), descriptors, int(said["Threads"]))
 
 
-def thirds(readings: Sequence[Reading], what: str) -> tuple[float, float]:
+def thirds(readings: Sequence[Any], what: str) -> tuple[float, float]:
     """The medians of the first and the last third."""
     third = -(-len(readings) // 3)
     values = [getattr(reading, what) for reading in readings]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -53,35 +54,18 @@ class Soaked:
         every = f"{self.samples:,}, each with a reason if not stored"
         met = ended == self.samples and not self.unexplained
         yield Criterion("samples that ended", f"{self.stored:,} stored{by_reason}", every, met, self.unexplained)
-        yield _none("samples stored with other bytes than undisturbed", self.wrong)
-        yield self._flat("service: memory of its own (RssAnon + RssFile)", "memory", MIB, "MiB")
-        yield self._flat("service: resident memory (with mapped dumps)", "rss", MIB, "MiB")
-        for what in ("descriptors", "threads", "tasks"):
-            yield self._flat(f"service: {what}", what)
-        yield _none("dumps, answers and temporary files left", self.left)
-        yield _none("held by the idle service that was not before", self.still_held)
+        yield none("samples stored with other bytes than undisturbed", self.wrong)
+        yield from flat_service(self.readings, "descriptors", "threads", "tasks")
+        yield none("dumps, answers and temporary files left", self.left)
+        yield none("held by the idle service that was not before", self.still_held)
         yield Criterion("errors in the log that nobody foresaw", str(self.errors), "0", self.errors == 0)
 
     @property
     def short(self) -> list[Criterion]:
         return [criterion for criterion in self.criteria() if not criterion.met]
 
-    def _flat(self, name: str, what: str, unit: int = 1, word: str = "") -> Criterion:
-        first, last = thirds(self.readings, what)
-        most = max(first * MOST_GROWTH, 0 if word else first + COUNTED_APART)
-        found = f"{first / unit:,.1f} → {last / unit:,.1f} {word}".rstrip() + f" (x {last / first:.3f})"
-        return Criterion(name, found, f"last third ≤ {most / unit:,.1f} {word}".rstrip(), last <= most)
-
     def table(self) -> Table:
-        made = Table(title=self._title(), title_justify="left", caption=self._caption(), caption_justify="left")
-        for column in ("criterion", "found", "wanted", ""):
-            made.add_column(column)
-        for criterion in self.criteria():
-            verdict = "[green]ok[/green]" if criterion.met else "[red]short[/red]"
-            made.add_row(criterion.name, criterion.found, criterion.wanted, verdict)
-            for problem in criterion.problems[:PROBLEMS_TOLD]:
-                made.add_row("", escape(problem), "", "")
-        return made
+        return table(self.criteria(), self._title(), self._caption())
 
     def _title(self) -> str:
         rate = self.samples / self.seconds
@@ -98,5 +82,32 @@ class Soaked:
         )
 
 
-def _none(name: str, found: tuple[str, ...]) -> Criterion:
+def none(name: str, found: tuple[str, ...]) -> Criterion:
     return Criterion(name, str(len(found)), "0", not found, found)
+
+
+def flat_service(readings: Sequence[Any], *counted: str) -> Iterator[Criterion]:
+    """Whether a service's memory is flat, and what is `counted` of it: all of them attributes of its readings."""
+    yield _flat(readings, "memory of its own (RssAnon + RssFile)", "memory", MIB, "MiB")
+    yield _flat(readings, "resident memory (with mapped dumps)", "rss", MIB, "MiB")
+    for what in counted:
+        yield _flat(readings, what, what)
+
+
+def _flat(readings: Sequence[Any], name: str, what: str, unit: int = 1, word: str = "") -> Criterion:
+    first, last = thirds(readings, what)
+    most = max(first * MOST_GROWTH, 0 if word else first + COUNTED_APART)
+    found = f"{first / unit:,.1f} → {last / unit:,.1f} {word}".rstrip() + f" (x {last / first:.3f})"
+    return Criterion(f"service: {name}", found, f"last third ≤ {most / unit:,.1f} {word}".rstrip(), last <= most)
+
+
+def table(criteria: Iterable[Criterion], title: str, caption: str) -> Table:
+    made = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    for column in ("criterion", "found", "wanted", ""):
+        made.add_column(column)
+    for criterion in criteria:
+        verdict = "[green]ok[/green]" if criterion.met else "[red]short[/red]"
+        made.add_row(criterion.name, criterion.found, criterion.wanted, verdict)
+        for problem in criterion.problems[:PROBLEMS_TOLD]:
+            made.add_row("", escape(problem), "", "")
+    return made

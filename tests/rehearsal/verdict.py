@@ -1,0 +1,98 @@
+"""What a rehearsal is held against, and the table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from tests.soak.verdict import MIB, Criterion, flat_service, none, table
+
+FULL_SAMPLES, FULL_HIDDEN = 37_000, 7168
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the service; sizes are bytes, as in `tests.soak.readings.Reading`."""
+
+    seconds: float
+    stored: int
+    memory: int
+    shared: int
+    descriptors: int
+    threads: int
+
+    @property
+    def rss(self) -> int:
+        return self.memory + self.shared
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a rehearsal found. `seconds` are from submission to the job's end, the first `planning_seconds` without a request.
+
+    `object_bytes` are those of all shard objects, of which `row_bytes` for each token are hidden states.
+    """
+
+    samples: int
+    tokens: int
+    row_bytes: int
+    hidden: int
+    workers: int
+    state: str
+    stored: int
+    units: int
+    read_back: int
+    wrong_records: tuple[str, ...]
+    wrong_bytes: tuple[str, ...]
+    left: tuple[str, ...]
+    looks: Sequence[Look]
+    seconds: float
+    planning_seconds: float
+    service_cpu_seconds: float
+    object_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.tokens * self.row_bytes
+
+    def criteria(self) -> Iterator[Criterion]:
+        met = self.stored == self.samples and self.state == "completed"
+        yield Criterion("samples stored", f"{self.stored:,}, {self.state}", f"{self.samples:,}, completed", met)
+        yield none("samples with another status, place or digest in the store than they must have", self.wrong_records)
+        yield Criterion("samples read back before removal", f"{self.read_back:,}", "1 or more", self.read_back > 0)
+        yield none("of them, and of all objects, missing or with other bytes than published", self.wrong_bytes)
+        yield from flat_service(self.looks, "descriptors", "threads")
+        yield none("dumps and shard objects left", self.left)
+
+    @property
+    def short(self) -> list[Criterion]:
+        return [criterion for criterion in self.criteria() if not criterion.met]
+
+    def table(self) -> Table:
+        return table(
+            self.criteria(), f"{scale(self.samples, self.hidden, self.tokens, self.nbytes)}\n{self._rates()}", self._caption()
+        )
+
+    def _rates(self) -> str:
+        working = self.seconds - self.planning_seconds
+        return (
+            f"{working:,.0f} s of work: {self.samples / working:,.1f} samples/s, {self.tokens / working:,.0f} tokens/s, "
+            f"{self.nbytes / working / 1e9:.2f} GB/s"
+        )
+
+    def _caption(self) -> str:
+        shared = max(look.shared for look in self.looks) / MIB
+        return (
+            f"{self.units:,} units on {self.workers} workers after {self.planning_seconds:.1f} s of planning; "
+            f"{self.object_bytes / 1e9:,.1f} GB of shard objects written and removed. The service took "
+            f"{self.service_cpu_seconds:,.0f} CPU-s: {self.service_cpu_seconds / (self.nbytes / 1e9):.2f} a GB. "
+            f"At most {shared:,.0f} MiB of dumps mapped, {len(self.looks)} looks"
+        )
+
+
+def scale(samples: int, hidden: int, tokens: int, nbytes: int) -> str:
+    """How large a rehearsal is, and what it is of the whole job."""
+    share = f"{samples / FULL_SAMPLES:.0%} of the count, {hidden / FULL_HIDDEN:.0%} of the width"
+    return f"{samples:,} samples, {tokens:,} tokens, H = {hidden}, {nbytes / 1e9:,.1f} GB of hidden states ({share})"
