@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import secrets
 import signal
@@ -267,6 +268,9 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
         host, port = runner.addresses[0][:2]
         log.info(events.SERVICE_STARTED, version=__version__, host=host, port=port, data_dir=str(settings.data_dir))
         announce(f"http://{host}:{port}")
+        # What is there by now stays: the collector need not go through it again and again.
+        gc.collect()
+        gc.freeze()
         supervisor.tell(READY)
         reason = await stopping
         supervisor.tell(STOPPING)

@@ -132,4 +132,9 @@ def _span(path: object, name: str, entry: object) -> TensorSpan:
 
 def _are_sizes(values: object) -> bool:
     # `type`, not `isinstance`: JSON's true is a Python int.
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < MAX_DIMENSION for value in values)
+    if not isinstance(values, list):
+        return False
+    for value in values:  # noqa: SIM110 - twice as fast as `all`, and there are eighteen of these in a dump
+        if type(value) is not int or not 0 <= value < MAX_DIMENSION:
+            return False
+    return True

@@ -88,7 +88,9 @@ class UnitRun:
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
-        self._overdue: dict[str, asyncio.Task[None]] = {}
+        # When each answered attempt's capture is overdue: in this order, for all have the same time from their answer on.
+        self._overdue_at: dict[str, float] = {}
+        self._overdue_watch: asyncio.Task[None] | None = None
         self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
@@ -164,7 +166,9 @@ class UnitRun:
         """The answer is in: from here on the capture has so much time to become complete."""
         if self.machine.awaits(answer.rid):
             self._ports.answers.record(*self.id, recorded)
-            self._overdue[answer.rid] = self._spawn(self._wait_until_overdue(answer.rid))
+            self._overdue_at[answer.rid] = self._ports.clock.monotonic() + self._ports.settings.capture_timeout_seconds
+            if self._overdue_watch is None:
+                self._overdue_watch = self._spawn(self._watch_overdue())
             self.post(
                 msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.dumps)
             )
@@ -243,9 +247,14 @@ class UnitRun:
         await look_again()
         self.post(msg.LifecycleClosed(rid))
 
-    async def _wait_until_overdue(self, rid: str) -> None:
-        await self._ports.clock.sleep(self._ports.settings.capture_timeout_seconds)
-        self.post(msg.CaptureOverdue(rid))
+    async def _watch_overdue(self) -> None:
+        """One task for all attempts: nearly every capture is complete long before, and a timer each would be for nothing."""
+        while self._overdue_at:
+            rid, at = next(iter(self._overdue_at.items()))
+            await self._ports.clock.sleep(max(0.0, at - self._ports.clock.monotonic()))
+            if self._overdue_at.pop(rid, None) is not None:
+                self.post(msg.CaptureOverdue(rid))
+        self._overdue_watch = None
 
     def _accepted(self, event: msg.CaptureAccepted) -> None:
         self._norms.accepted(event.rid)
@@ -273,8 +282,7 @@ class UnitRun:
 
     def _settle(self, rid: str, *, captured: bool) -> None:
         """An attempt is over, one way or the other."""
-        if (overdue := self._overdue.pop(rid, None)) is not None and overdue is not asyncio.current_task():
-            overdue.cancel()
+        self._overdue_at.pop(rid, None)
         if (strict := self._strict.pop(rid, None)) is not None and not strict[0].done():
             strict[0].set_result(captured)
 
@@ -347,7 +355,7 @@ class UnitRun:
         if self.machine.state in (UnitPhase.COMMITTED, UnitPhase.ABANDONED):
             return
         self.post(msg.Abandoned(reason, release=True))
-        for rid in (*self._overdue, *self._strict):
+        for rid in (*self._overdue_at, *self._strict):
             self._settle(rid, captured=False)
         if give_back:
             await self._give_back()
@@ -366,6 +374,8 @@ class UnitRun:
     async def _end(self, ending: Ending) -> None:
         with suppress(OSError):  # Answers that stay are of attempts without dumps: the next lease drops them.
             self._ports.answers.forget(*self.id)
+        if self._overdue_watch is not None and self._overdue_watch is not asyncio.current_task():
+            self._overdue_watch.cancel()
         await asyncio.gather(*self._releases)
         self._ended(ending)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from asyncinotify import Inotify, Mask, Watch
+from asyncinotify import Event, Inotify, Mask, Watch
 from statetap_sglang.tap import TapError, ensure_private_directory
 
 from statetap.ports import Clock, DumpEvent, DumpRejected, DumpSourceError
@@ -38,6 +38,8 @@ class WatchingSource(ABC):
         self._inotify: Inotify | None = None
         self._watches: dict[Path, Watch] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._fault: Exception | None = None
+        self._overflowed = asyncio.Event()
         self._scanning = asyncio.Lock()
         self._held: int | None = None
 
@@ -53,13 +55,17 @@ class WatchingSource(ABC):
         except OSError as error:
             way_out = "raise fs.inotify.max_user_instances, or close other watchers"
             raise DumpSourceError(f"{self._directory} cannot be watched: {error.strerror}; {way_out}") from error
+        # asyncinotify 4 means to do so, and does not: its flag NONBLOCK is that of CLOEXEC.
+        os.set_blocking(self._inotify.fd, False)
         try:
             await self._prepare()
             await self.rescan()
         except BaseException:
             await self.close()
             raise
-        self._tasks = [asyncio.create_task(self._follow(self._inotify)), asyncio.create_task(self._look_now_and_then())]
+        self._tasks = [asyncio.create_task(self._look_now_and_then()), asyncio.create_task(self._look_after_overflow())]
+        # The loop calls back as long as events are there: to wait for each in a task would cost more than the event itself.
+        asyncio.get_running_loop().add_reader(self._inotify.fd, self._follow)
 
     async def rescan(self) -> None:
         """See the port.
@@ -67,9 +73,12 @@ class WatchingSource(ABC):
         Raises:
             DumpSourceError: the directory is not usable any more.
         """
+        # A watcher that died of a bug must not look like silence.
         for task in self._tasks:
             if task.done() and not task.cancelled():
-                task.result()  # a watcher that died of a bug must not look like silence
+                task.result()
+        if self._fault is not None:
+            raise self._fault
         async with self._scanning:
             try:
                 for directory in self._directories:
@@ -87,13 +96,15 @@ class WatchingSource(ABC):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
             self._inotify = None
         self._watches.clear()
         if self._held is not None:
             os.close(self._held)
             self._held = None
-        for result in results:
+        fault, self._fault = self._fault, None
+        for result in (*results, fault):
             if isinstance(result, Exception):
                 raise result
 
@@ -152,22 +163,40 @@ class WatchingSource(ABC):
             with suppress(OSError):  # the kernel dropped it with the directory
                 self._inotify.rm_watch(watch)
 
-    async def _follow(self, inotify: Inotify) -> None:
-        handled = 0
-        async for event in inotify:
-            if Mask.Q_OVERFLOW in event.mask:
-                await self._look()
-            elif event.watch is not None and event.name is not None:
-                self._notice(event.watch.path, os.fspath(event.name))
-            handled += 1
-            if handled % PER_TURN == 0:
-                await asyncio.sleep(0)
+    def _follow(self) -> None:
+        """Take the events that are there, or a turn's worth of them: the rest comes after what else the loop has to do."""
+        if self._inotify is None or self._fault is not None:
+            return
+        try:
+            for _ in range(PER_TURN):
+                event = self._inotify.sync_get()
+                if event is not None:
+                    self._take(event)
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 - the next rescan raises it
+            self._fault = error
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+        else:
+            asyncio.get_running_loop().call_soon(self._follow)
+
+    def _take(self, event: Event) -> None:
+        if Mask.Q_OVERFLOW in event.mask:
+            self._overflowed.set()
+        elif event.watch is not None and event.name is not None:
+            self._notice(event.watch.path, os.fspath(event.name))
 
     async def _look_now_and_then(self) -> None:
         while True:
             await self._clock.sleep(self._rescan_seconds)
             await self._look()
             await self._remove_idle()
+
+    async def _look_after_overflow(self) -> None:
+        while True:
+            await self._overflowed.wait()
+            self._overflowed.clear()
+            await self._look()
 
     async def _look(self) -> None:
         try:

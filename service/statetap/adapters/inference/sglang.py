@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
+from yarl import URL
 
 from statetap.adapters.inference.answers import complaint, read_answers, read_context_length
 from statetap.ports import (
@@ -41,6 +42,8 @@ class SglangClient:
         self, url: str, *, api_key: str | None = None, connect_seconds: float = 10.0, passive_seconds: float = 30.0
     ) -> None:
         self._url = url.rstrip("/")
+        # Parsed once: the same address is asked for every request.
+        self._generate_url = self._at("/generate")
         self._api_key = api_key
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
@@ -65,12 +68,12 @@ class SglangClient:
         prepared, body = self._prepared
         if prepared != rids:
             body = generate_body(samples)
-        reply = await self._call("POST", "/generate", timeout_seconds, body)
+        reply = await self._call("POST", self._generate_url, timeout_seconds, body)
         return read_answers(self._json("/generate", reply), rids)
 
     async def abort(self, rid: str) -> None:
         """Ask the worker to drop a request; that it knows none of that id is no error."""
-        await self._call("POST", "/abort_request", self._passive_seconds, orjson.dumps({"rid": rid}))
+        await self._call("POST", self._at("/abort_request"), self._passive_seconds, orjson.dumps({"rid": rid}))
 
     async def server_facts(self) -> ServerFacts:
         server = await self._ask("/server_info", "/get_server_info")
@@ -102,14 +105,13 @@ class SglangClient:
     async def _ask_any(self, path: str, other_path: str) -> bytes:
         """GET `path`, or `other_path` where a server has no such page."""
         try:
-            return await self._call("GET", path, self._passive_seconds)
+            return await self._call("GET", self._at(path), self._passive_seconds)
         except RequestRefused as refused:
             if refused.status != 404:
                 raise
-        return await self._call("GET", other_path, self._passive_seconds)
+        return await self._call("GET", self._at(other_path), self._passive_seconds)
 
-    async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
-        url = self._url + path
+    async def _call(self, method: str, url: URL, timeout_seconds: float, body: bytes | None = None) -> bytes:
         # Only the connect bound is ours besides the caller's: a prefill is silent for as long as it runs.
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._connect_seconds)
         headers = {"Content-Type": "application/json"} if body is not None else None
@@ -130,6 +132,9 @@ class SglangClient:
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerUnreachable(f"{url}: {error or type(error).__name__}") from error
 
+    def _at(self, path: str) -> URL:
+        return URL(self._url + path)
+
     def _json(self, path: str, content: bytes) -> Any:
         try:
             return orjson.loads(content)
@@ -140,7 +145,7 @@ class SglangClient:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             headers = {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
 

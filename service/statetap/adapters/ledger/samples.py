@@ -16,7 +16,8 @@ from statetap.core.records import SampleRecord, SampleStatus
 from statetap.ports import Page
 
 _OF_JOB = samples.c.job == bindparam("job_number")
-_OF_UNIT = select(samples).where(samples.c.unit == bindparam("unit")).order_by(samples.c.row_start)
+# Made once: SQLAlchemy takes longer to put a statement together than SQLite to run it.
+_OF_UNIT = select(samples).where(_OF_JOB, samples.c.unit == bindparam("unit")).order_by(samples.c.row_start)
 
 
 class SqlSamples:
@@ -27,7 +28,8 @@ class SqlSamples:
 
     @reading
     def unit_samples(self, connection: Connection, job: str, unit: int) -> list[SampleRecord]:
-        return _records(connection, job, _OF_UNIT, unit=unit)
+        rows = connection.execute(_OF_UNIT, {"job_number": job_number(connection, job), "unit": unit})
+        return [_record(job, row) for row in rows]
 
     @reading
     def samples(
@@ -62,9 +64,9 @@ class SqlSamples:
         return dict(kinds)
 
 
-def _records(connection: Connection, job: str, statement: Select[Any], **values: Any) -> list[SampleRecord]:
-    """The samples that a statement, with `values` for its parameters, chooses from all of them, in one job."""
-    rows = connection.execute(statement.where(_OF_JOB), {"job_number": job_number(connection, job), **values})
+def _records(connection: Connection, job: str, statement: Select[Any]) -> list[SampleRecord]:
+    """The samples that a statement chooses from all of them, in one job."""
+    rows = connection.execute(statement.where(_OF_JOB), {"job_number": job_number(connection, job)})
     return [_record(job, row) for row in rows]
 
 
