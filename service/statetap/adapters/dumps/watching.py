@@ -9,19 +9,23 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from asyncinotify import Event, Inotify, Mask, Watch
+from asyncinotify import Inotify, Mask, Watch
 from statetap_sglang.tap import TapError, ensure_private_directory
 
 from statetap.ports import Clock, DumpEvent, DumpRejected, DumpSourceError
 
-# The loop belongs to others too: after so many dumps or events they get their turn.
+# The loop belongs to others too: after so many dumps, or events that fill so much, they get their turn.
 PER_TURN = 16
-_EVENTS_PER_READ = 64
+BYTES_PER_TURN = 1024
+# inotify(7), struct inotify_event: wd, mask, cookie, len, and a name of len bytes that ends with zeros.
+_EVENT = struct.Struct("iIII")
+_Q_OVERFLOW, _IGNORED = 0x4000, 0x8000
 _WATCH_FLAGS = Mask.ONLYDIR | Mask.DONT_FOLLOW
 
 
@@ -37,6 +41,7 @@ class WatchingSource(ABC):
         self._listener: Callable[[DumpEvent], None] | None = None
         self._inotify: Inotify | None = None
         self._watches: dict[Path, Watch] = {}
+        self._watched: dict[int, Path] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._fault: Exception | None = None
         self._overflowed = asyncio.Event()
@@ -51,12 +56,10 @@ class WatchingSource(ABC):
         """
         self._listener = post
         try:
-            self._inotify = Inotify(cache_size=_EVENTS_PER_READ)
+            self._inotify = Inotify()
         except OSError as error:
             way_out = "raise fs.inotify.max_user_instances, or close other watchers"
             raise DumpSourceError(f"{self._directory} cannot be watched: {error.strerror}; {way_out}") from error
-        # asyncinotify 4 means to do so, and does not: its flag NONBLOCK is that of CLOEXEC.
-        os.set_blocking(self._inotify.fd, False)
         try:
             await self._prepare()
             await self.rescan()
@@ -64,7 +67,8 @@ class WatchingSource(ABC):
             await self.close()
             raise
         self._tasks = [asyncio.create_task(self._look_now_and_then()), asyncio.create_task(self._look_after_overflow())]
-        # The loop calls back as long as events are there: to wait for each in a task would cost more than the event itself.
+        # The loop calls back as long as events are there. Read here and not by asyncinotify, whose future, path and flags for
+        # each event take ten times as long.
         asyncio.get_running_loop().add_reader(self._inotify.fd, self._follow)
 
     async def rescan(self) -> None:
@@ -100,6 +104,7 @@ class WatchingSource(ABC):
             self._inotify.close()
             self._inotify = None
         self._watches.clear()
+        self._watched.clear()
         if self._held is not None:
             os.close(self._held)
             self._held = None
@@ -155,36 +160,38 @@ class WatchingSource(ABC):
     def _watch(self, directory: Path, mask: Mask) -> None:
         """Watch a directory; doing it again costs a system call and changes nothing."""
         if self._inotify is not None:
-            self._watches[directory] = self._inotify.add_watch(directory, mask | _WATCH_FLAGS)
+            watch = self._watches[directory] = self._inotify.add_watch(directory, mask | _WATCH_FLAGS)
+            self._watched[watch.wd] = directory
 
     def _unwatch(self, directory: Path) -> None:
         watch = self._watches.pop(directory, None)
         if watch is not None and self._inotify is not None:
+            self._watched.pop(watch.wd, None)
             with suppress(OSError):  # the kernel dropped it with the directory
                 self._inotify.rm_watch(watch)
 
     def _follow(self) -> None:
-        """Take the events that are there, or a turn's worth of them: the rest comes after what else the loop has to do."""
-        if self._inotify is None or self._fault is not None:
+        """Take events that are there: as many as are read at once."""
+        if self._inotify is None:
             return
         try:
-            for _ in range(PER_TURN):
-                event = self._inotify.sync_get()
-                if event is not None:
-                    self._take(event)
-        except BlockingIOError:
-            return
+            events = os.read(self._inotify.fd, BYTES_PER_TURN)
+            at = 0
+            while at < len(events):
+                watch, mask, _, length = _EVENT.unpack_from(events, at)
+                at += _EVENT.size + length
+                self._take(watch, mask, events[at - length : at].rstrip(b"\0"))
         except Exception as error:  # noqa: BLE001 - the next rescan raises it
             self._fault = error
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
-        else:
-            asyncio.get_running_loop().call_soon(self._follow)
 
-    def _take(self, event: Event) -> None:
-        if Mask.Q_OVERFLOW in event.mask:
+    def _take(self, watch: int, mask: int, name: bytes) -> None:
+        if mask & _Q_OVERFLOW:
             self._overflowed.set()
-        elif event.watch is not None and event.name is not None:
-            self._notice(event.watch.path, os.fspath(event.name))
+        elif mask & _IGNORED:
+            self._watched.pop(watch, None)
+        elif name and (directory := self._watched.get(watch)) is not None:
+            self._notice(directory, os.fsdecode(name))
 
     async def _look_now_and_then(self) -> None:
         while True:
