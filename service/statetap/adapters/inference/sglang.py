@@ -42,8 +42,8 @@ class SglangClient:
         self, url: str, *, api_key: str | None = None, connect_seconds: float = 10.0, passive_seconds: float = 30.0
     ) -> None:
         self._url = url.rstrip("/")
-        # Parsed once: the same address is asked for every request.
-        self._generate_url = self._at("/generate")
+        # Parsed once: the same few addresses are asked again and again.
+        self._urls: dict[str, URL] = {}
         self._api_key = api_key
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
@@ -68,12 +68,12 @@ class SglangClient:
         prepared, body = self._prepared
         if prepared != rids:
             body = generate_body(samples)
-        reply = await self._call("POST", self._generate_url, timeout_seconds, body)
+        reply = await self._call("POST", "/generate", timeout_seconds, body)
         return read_answers(self._json("/generate", reply), rids)
 
     async def abort(self, rid: str) -> None:
         """Ask the worker to drop a request; that it knows none of that id is no error."""
-        await self._call("POST", self._at("/abort_request"), self._passive_seconds, orjson.dumps({"rid": rid}))
+        await self._call("POST", "/abort_request", self._passive_seconds, orjson.dumps({"rid": rid}))
 
     async def server_facts(self) -> ServerFacts:
         server = await self._ask("/server_info", "/get_server_info")
@@ -105,13 +105,14 @@ class SglangClient:
     async def _ask_any(self, path: str, other_path: str) -> bytes:
         """GET `path`, or `other_path` where a server has no such page."""
         try:
-            return await self._call("GET", self._at(path), self._passive_seconds)
+            return await self._call("GET", path, self._passive_seconds)
         except RequestRefused as refused:
             if refused.status != 404:
                 raise
-        return await self._call("GET", self._at(other_path), self._passive_seconds)
+        return await self._call("GET", other_path, self._passive_seconds)
 
-    async def _call(self, method: str, url: URL, timeout_seconds: float, body: bytes | None = None) -> bytes:
+    async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
+        url = self._at(path)
         # Only the connect bound is ours besides the caller's: a prefill is silent for as long as it runs.
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._connect_seconds)
         headers = {"Content-Type": "application/json"} if body is not None else None
@@ -133,7 +134,9 @@ class SglangClient:
             raise WorkerUnreachable(f"{url}: {error or type(error).__name__}") from error
 
     def _at(self, path: str) -> URL:
-        return URL(self._url + path)
+        if path not in self._urls:
+            self._urls[path] = URL(self._url + path)
+        return self._urls[path]
 
     def _json(self, path: str, content: bytes) -> Any:
         try:
