@@ -253,6 +253,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
     """
     lock = lock_data_dir(settings.data_dir)
     wired = wire(settings)
+    # Modules and parts stay: the collector need not go through them again and again. Before any job is taken up, which must not.
+    gc.freeze()
     log = structlog.get_logger()
     runner = ApiRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS)
     stopping = _stop_on_signals()
@@ -268,9 +270,6 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
         host, port = runner.addresses[0][:2]
         log.info(events.SERVICE_STARTED, version=__version__, host=host, port=port, data_dir=str(settings.data_dir))
         announce(f"http://{host}:{port}")
-        # What is there by now stays: the collector need not go through it again and again.
-        gc.collect()
-        gc.freeze()
         supervisor.tell(READY)
         reason = await stopping
         supervisor.tell(STOPPING)
