@@ -374,8 +374,10 @@ class UnitRun:
     async def _end(self, ending: Ending) -> None:
         with suppress(OSError):  # Answers that stay are of attempts without dumps: the next lease drops them.
             self._ports.answers.forget(*self.id)
-        if self._overdue_watch is not None and self._overdue_watch is not asyncio.current_task():
-            self._overdue_watch.cancel()
+        # Not kept: it holds the run by its traceback, and the run its dataset, until garbage is collected.
+        watch, self._overdue_watch = self._overdue_watch, None
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
         await asyncio.gather(*self._releases)
         self._ended(ending)
 
