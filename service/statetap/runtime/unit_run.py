@@ -47,10 +47,7 @@ WRITE_ATTEMPTS = 5
 
 
 class UnitRun:
-    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once.
-
-    `blaming` hears of every attempt.
-    """
+    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once."""
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class UnitRun:
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
-        # When each answered attempt's capture is overdue: in this order, for all have the same time from their answer on.
+        # In the order in which they become overdue: all have the same time from their answer on.
         self._overdue_at: dict[str, float] = {}
         self._overdue_watch: asyncio.Task[None] | None = None
         self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
@@ -281,7 +278,6 @@ class UnitRun:
         self._blaming.failed(self.id, event)
 
     def _settle(self, rid: str, *, captured: bool) -> None:
-        """An attempt is over, one way or the other."""
         self._overdue_at.pop(rid, None)
         if (strict := self._strict.pop(rid, None)) is not None and not strict[0].done():
             strict[0].set_result(captured)
@@ -331,8 +327,9 @@ class UnitRun:
         return segments
 
     async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
-        row_bytes = sum(array.row_bytes for array in self.arrays)
-        report = self._work.report(verdicts, self.samples.lengths, row_bytes, self._norms.as_data())
+        report = self._work.report(
+            verdicts, self.samples.lengths, sum(array.row_bytes for array in self.arrays), self._norms.as_data()
+        )
         event = CommitEvent(events.UNIT_COMMITTED, report.as_event(self.id[1]))
         try:
             counts = await self._ports.ledger.commit_unit(
