@@ -126,7 +126,6 @@ class UnitRun:
 
     @property
     def finishing(self) -> bool:
-        """Whether it is being written or committed."""
         return self.machine.state in (UnitPhase.WRITING, UnitPhase.COMMITTING)
 
     @property
@@ -135,7 +134,6 @@ class UnitRun:
         return self.machine.state in (UnitPhase.COMMITTING, UnitPhase.COMMITTED)
 
     def next_rid(self, sample: int) -> str:
-        """What the next attempt at it will be called."""
         return self.machine.next_rid(sample)
 
     def was_lost(self, sample: int) -> bool:
@@ -193,7 +191,6 @@ class UnitRun:
         self.post(msg.CaptureLost(rid, reason, fault))
 
     def forgive(self, sample: int, failures: int) -> None:
-        """So many failures of this sample were a worker's fault."""
         self.post(msg.FailuresForgiven(sample, failures))
 
     def post(self, event: msg.UnitEvent) -> None:
