@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import secrets
 import signal
@@ -252,6 +253,8 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
     """
     lock = lock_data_dir(settings.data_dir)
     wired = wire(settings)
+    # Modules and parts stay: the collector need not go through them again and again. Before any job is taken up, which must not.
+    gc.freeze()
     log = structlog.get_logger()
     runner = ApiRunner(wired.app, shutdown_timeout=SHUTDOWN_SECONDS)
     stopping = _stop_on_signals()

@@ -82,7 +82,7 @@ def header_length(path: object, prefix: bytes, file_bytes: int) -> int:
     """The header's bytes, from the file's first 8. DumpFormatError: the file cannot hold it, or it is over 1 MiB."""
     if len(prefix) < LENGTH_BYTES:
         raise DumpFormatError(path, f"{file_bytes} bytes, too short for a header")
-    length: int = struct.unpack("<Q", prefix)[0]
+    length: int = struct.unpack_from("<Q", prefix)[0]
     if length > MAX_HEADER_BYTES:
         raise DumpFormatError(path, f"claims a header of {length} bytes, at most {MAX_HEADER_BYTES} are read")
     if LENGTH_BYTES + length > file_bytes:
@@ -132,4 +132,9 @@ def _span(path: object, name: str, entry: object) -> TensorSpan:
 
 def _are_sizes(values: object) -> bool:
     # `type`, not `isinstance`: JSON's true is a Python int.
-    return isinstance(values, list) and all(type(value) is int and 0 <= value < MAX_DIMENSION for value in values)
+    if not isinstance(values, list):
+        return False
+    for value in values:  # noqa: SIM110 - twice as fast as `all`, and there are eighteen of these in a dump
+        if type(value) is not int or not 0 <= value < MAX_DIMENSION:
+            return False
+    return True

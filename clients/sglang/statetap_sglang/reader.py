@@ -23,9 +23,13 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         descriptor, size = open_regular(path)
         try:
-            length = header.header_length(path, os.pread(descriptor, header.LENGTH_BYTES, 0), size)
+            # The whole of a usual header at once: a second look at the file costs more than the bytes.
+            start = os.pread(descriptor, PAGE_BYTES, 0)
+            length = header.header_length(path, start, size)
             self.data_start = header.LENGTH_BYTES + length
-            text = os.pread(descriptor, length, header.LENGTH_BYTES)
+            text = start[header.LENGTH_BYTES : self.data_start]
+            if len(text) < length:
+                text = os.pread(descriptor, length, header.LENGTH_BYTES)
             self.metadata, self.spans = header.decode(path, text, size - self.data_start)
             self._bytes = map_readonly(descriptor, size)
         finally:

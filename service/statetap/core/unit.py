@@ -366,10 +366,12 @@ class UnitMachine(Machine[UnitPhase]):
         return msg.WriteUnit(tuple((sample, at.captured.chosen) for sample, at in self._samples.items() if at.captured))
 
     def _release_everything(self, *, stray: bool) -> list[msg.UnitCommand]:
-        commands: list[msg.UnitCommand] = []
+        """With one command: each is a task and a thread's work for the shell, and a unit may have thousands of attempts."""
+        released = tuple(dump_id for attempt in self._attempts.values() for dump_id in attempt.dumps)
         for attempt in self._attempts.values():
-            commands += self._release(attempt, list(attempt.dumps), stray=stray)
-        return commands
+            attempt.dumps.clear()
+        self._held.difference_update(released)
+        return [msg.ReleaseDumps(released, stray=stray)] if released else []
 
 
 def _prefix_cached(attempt: Attempt) -> Refusal:

@@ -188,7 +188,9 @@ class WorkerDriver:
         finally:
             self._require_identity()
             self.meter.ended(outcome)
-            self._changed.set()
+            if outcome != "answered":
+                # After an answer the turn goes on, or ends, which is told by itself.
+                self._changed.set()
 
     def timeout_seconds(self, tokens: int) -> float:
         return self._settings.request_timeout_base_seconds + self._settings.request_timeout_seconds_per_1k_tokens * tokens / 1000

@@ -27,6 +27,11 @@ class RequestMeter:
         self._metrics = metrics
         self._log = log
         self._sent_at = 0.0
+        # Looked up once: each request counts in all of them.
+        self._in_flight = metrics.worker_in_flight.labels(worker=worker)
+        self._samples = metrics.request_samples.labels(worker=worker)
+        self._tokens = metrics.request_tokens_total.labels(worker=worker)
+        self._seconds = metrics.request_seconds.labels(worker=worker)
         metrics.batch_tokens.labels(worker=worker).set(self.tuner.tokens)
 
     def sent(self, lengths: Mapping[str, int]) -> None:
@@ -34,16 +39,16 @@ class RequestMeter:
         self.requests += 1
         self._sent_at = self._clock.monotonic()
         self.tuner.sent(lengths)
-        self._metrics.worker_in_flight.labels(worker=self._worker).set(1)
-        self._metrics.request_samples.labels(worker=self._worker).observe(len(lengths))
-        self._metrics.request_tokens_total.labels(worker=self._worker).inc(sum(lengths.values()))
+        self._in_flight.set(1)
+        self._samples.observe(len(lengths))
+        self._tokens.inc(sum(lengths.values()))
 
     def ended(self, outcome: str) -> None:
         """The request that was sent last is over; `outcome` is as in the metric `requests_total`."""
         self.failures += outcome != "answered"
-        self._metrics.worker_in_flight.labels(worker=self._worker).set(0)
+        self._in_flight.set(0)
         self._metrics.requests_total.labels(worker=self._worker, outcome=outcome).inc()
-        self._metrics.request_seconds.labels(worker=self._worker).observe(self._clock.monotonic() - self._sent_at)
+        self._seconds.observe(self._clock.monotonic() - self._sent_at)
 
     def lost(self, rid: str) -> None:
         """The request with this sample failed as a whole, or there was no room for its dumps."""
@@ -54,9 +59,10 @@ class RequestMeter:
     def ran(self, dump: DumpFacts) -> None:
         """A pass ran some of a sample's rows."""
         if dump.rid is not None:
-            before = self.tuner.tokens
+            before, share = self.tuner.tokens, self.tuner.share
             self.tuner.ran(dump.rid, dump.rows, dump.forward_start_ns, dump.forward_end_ns)
-            self._tell(before)
+            if (self.tuner.tokens, self.tuner.share) != (before, share):
+                self._tell(before)
 
     def _tell(self, tokens_before: int) -> None:
         tuner = self.tuner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -62,7 +62,7 @@ class UnitWork:
     """What each worker has done for one unit so far, since its lease."""
 
     def __init__(self) -> None:
-        self._workers: dict[str, WorkerTally] = defaultdict(WorkerTally)
+        self._workers: dict[str, Counter[str]] = defaultdict(Counter)
         self._lost: list[LostAttempt] = []
 
     def attempted(self, worker: str) -> None:
@@ -81,11 +81,11 @@ class UnitWork:
             self._count(verdict.worker or "", "stored")
         tokens = sum(lengths[verdict.sample] for verdict in stored)
         failed = len(verdicts) - len(stored)
-        return CommitReport(len(stored), failed, tokens, tokens * row_bytes, dict(self._workers), tuple(self._lost), norms)
+        workers = {worker: WorkerTally(**counts) for worker, counts in self._workers.items()}
+        return CommitReport(len(stored), failed, tokens, tokens * row_bytes, workers, tuple(self._lost), norms)
 
     def _count(self, worker: str, what: str) -> None:
-        before = self._workers[worker]
-        self._workers[worker] = replace(before, **{what: getattr(before, what) + 1})
+        self._workers[worker][what] += 1
 
 
 class JobTally:

@@ -44,9 +44,11 @@ class WorkerTaps:
 
     def __init__(self) -> None:
         self._alive: dict[tuple[str, type], TapSeen | TapRefused] = {}
+        self._said: TapSeen | NotUsable | None = None
 
     def saw(self, tap: TapSeen | TapRefused) -> None:
         """What a tap says now stands for what it said before, and nothing does once its process has ended."""
+        self._said = None
         self._alive.pop((tap.tap, type(tap)), None)
         if tap.alive:
             self._alive[tap.tap, type(tap)] = tap
@@ -62,6 +64,11 @@ class WorkerTaps:
 
         A request may land on any rank, and so may all requests of a unit: of their budgets, the smallest is everybody's.
         """
+        if self._said is None:
+            self._said = self._as_one()
+        return self._said
+
+    def _as_one(self) -> TapSeen | NotUsable:
         boot = self.boot
         if boot is None:
             return NotUsable(NO_TAP)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,9 +20,12 @@ from statetap_sglang.tap import TapError, ensure_private_directory
 
 from statetap.ports import Clock, DumpEvent, DumpRejected, DumpSourceError
 
-# The loop belongs to others too: after so many dumps or events they get their turn.
+# The loop belongs to others too: after so many dumps, or events that fill so much, they get their turn.
 PER_TURN = 16
-_EVENTS_PER_READ = 64
+BYTES_PER_TURN = 1024
+# inotify(7), struct inotify_event: wd, mask, cookie, len, and a name of len bytes that ends with zeros.
+_EVENT = struct.Struct("iIII")
+_Q_OVERFLOW, _IGNORED = 0x4000, 0x8000
 _WATCH_FLAGS = Mask.ONLYDIR | Mask.DONT_FOLLOW
 
 
@@ -37,7 +41,10 @@ class WatchingSource(ABC):
         self._listener: Callable[[DumpEvent], None] | None = None
         self._inotify: Inotify | None = None
         self._watches: dict[Path, Watch] = {}
+        self._watched: dict[int, Path] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._fault: Exception | None = None
+        self._overflowed = asyncio.Event()
         self._scanning = asyncio.Lock()
         self._held: int | None = None
 
@@ -49,7 +56,7 @@ class WatchingSource(ABC):
         """
         self._listener = post
         try:
-            self._inotify = Inotify(cache_size=_EVENTS_PER_READ)
+            self._inotify = Inotify()
         except OSError as error:
             way_out = "raise fs.inotify.max_user_instances, or close other watchers"
             raise DumpSourceError(f"{self._directory} cannot be watched: {error.strerror}; {way_out}") from error
@@ -59,7 +66,10 @@ class WatchingSource(ABC):
         except BaseException:
             await self.close()
             raise
-        self._tasks = [asyncio.create_task(self._follow(self._inotify)), asyncio.create_task(self._look_now_and_then())]
+        self._tasks = [asyncio.create_task(self._look_now_and_then()), asyncio.create_task(self._look_after_overflow())]
+        # The loop calls back as long as events are there. Read here and not by asyncinotify, whose future, path and flags for
+        # each event take ten times as long.
+        asyncio.get_running_loop().add_reader(self._inotify.fd, self._follow)
 
     async def rescan(self) -> None:
         """See the port.
@@ -67,9 +77,12 @@ class WatchingSource(ABC):
         Raises:
             DumpSourceError: the directory is not usable any more.
         """
+        # A watcher that died of a bug must not look like silence.
         for task in self._tasks:
             if task.done() and not task.cancelled():
-                task.result()  # a watcher that died of a bug must not look like silence
+                task.result()
+        if self._fault is not None:
+            raise self._fault
         async with self._scanning:
             try:
                 for directory in self._directories:
@@ -87,13 +100,16 @@ class WatchingSource(ABC):
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
             self._inotify = None
         self._watches.clear()
+        self._watched.clear()
         if self._held is not None:
             os.close(self._held)
             self._held = None
-        for result in results:
+        fault, self._fault = self._fault, None
+        for result in (*results, fault):
             if isinstance(result, Exception):
                 raise result
 
@@ -144,30 +160,50 @@ class WatchingSource(ABC):
     def _watch(self, directory: Path, mask: Mask) -> None:
         """Watch a directory; doing it again costs a system call and changes nothing."""
         if self._inotify is not None:
-            self._watches[directory] = self._inotify.add_watch(directory, mask | _WATCH_FLAGS)
+            watch = self._watches[directory] = self._inotify.add_watch(directory, mask | _WATCH_FLAGS)
+            self._watched[watch.wd] = directory
 
     def _unwatch(self, directory: Path) -> None:
         watch = self._watches.pop(directory, None)
         if watch is not None and self._inotify is not None:
+            self._watched.pop(watch.wd, None)
             with suppress(OSError):  # the kernel dropped it with the directory
                 self._inotify.rm_watch(watch)
 
-    async def _follow(self, inotify: Inotify) -> None:
-        handled = 0
-        async for event in inotify:
-            if Mask.Q_OVERFLOW in event.mask:
-                await self._look()
-            elif event.watch is not None and event.name is not None:
-                self._notice(event.watch.path, os.fspath(event.name))
-            handled += 1
-            if handled % PER_TURN == 0:
-                await asyncio.sleep(0)
+    def _follow(self) -> None:
+        """Take events that are there: as many as are read at once."""
+        if self._inotify is None:
+            return
+        try:
+            events = os.read(self._inotify.fd, BYTES_PER_TURN)
+            at = 0
+            while at < len(events):
+                watch, mask, _, length = _EVENT.unpack_from(events, at)
+                at += _EVENT.size + length
+                self._take(watch, mask, events[at - length : at].rstrip(b"\0"))
+        except Exception as error:  # noqa: BLE001 - the next rescan raises it
+            self._fault = error
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+
+    def _take(self, watch: int, mask: int, name: bytes) -> None:
+        if mask & _Q_OVERFLOW:
+            self._overflowed.set()
+        elif mask & _IGNORED:
+            self._watched.pop(watch, None)
+        elif name and (directory := self._watched.get(watch)) is not None:
+            self._notice(directory, os.fsdecode(name))
 
     async def _look_now_and_then(self) -> None:
         while True:
             await self._clock.sleep(self._rescan_seconds)
             await self._look()
             await self._remove_idle()
+
+    async def _look_after_overflow(self) -> None:
+        while True:
+            await self._overflowed.wait()
+            self._overflowed.clear()
+            await self._look()
 
     async def _look(self) -> None:
         try:

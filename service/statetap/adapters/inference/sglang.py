@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
+from yarl import URL
 
 from statetap.adapters.inference.answers import complaint, read_answers, read_context_length
 from statetap.ports import (
@@ -41,6 +42,8 @@ class SglangClient:
         self, url: str, *, api_key: str | None = None, connect_seconds: float = 10.0, passive_seconds: float = 30.0
     ) -> None:
         self._url = url.rstrip("/")
+        # Parsed once: the same few addresses are asked again and again.
+        self._urls: dict[str, URL] = {}
         self._api_key = api_key
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
@@ -109,7 +112,7 @@ class SglangClient:
         return await self._call("GET", other_path, self._passive_seconds)
 
     async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
-        url = self._url + path
+        url = self._at(path)
         # Only the connect bound is ours besides the caller's: a prefill is silent for as long as it runs.
         timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._connect_seconds)
         headers = {"Content-Type": "application/json"} if body is not None else None
@@ -130,6 +133,11 @@ class SglangClient:
         except (aiohttp.ClientError, OSError) as error:
             raise WorkerUnreachable(f"{url}: {error or type(error).__name__}") from error
 
+    def _at(self, path: str) -> URL:
+        if path not in self._urls:
+            self._urls[path] = URL(self._url + path)
+        return self._urls[path]
+
     def _json(self, path: str, content: bytes) -> Any:
         try:
             return orjson.loads(content)
@@ -140,7 +148,7 @@ class SglangClient:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
             headers = {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers)
+            self._session = aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar())
         return self._session
 
 

@@ -1,4 +1,4 @@
-"""The answers of units that are open: one small file a unit, appended to, gone with the commit.
+"""The answers of units that are open: one small file a unit, open while it is appended to, gone with the commit.
 
 Not synced: a kill of the service loses nothing that was written, and after a crash of the machine the dumps, which lie in
 shared memory, are gone as well.
@@ -6,6 +6,7 @@ shared memory, are gone as well.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -21,11 +22,16 @@ class FileAnswerJournal:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
+        # To open a file takes longer than to append a line.
+        self._open: dict[Path, int] = {}
 
     def record(self, job: str, unit: int, answer: RecordedAnswer) -> None:
         line = orjson.dumps([answer.rid, answer.sample, answer.worker, answer.next_token]) + b"\n"
-        with self._path(job, unit).open("ab", buffering=0) as journal:
-            journal.write(line)
+        path = self._path(job, unit)
+        journal = self._open.get(path)
+        if journal is None:
+            journal = self._open[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        os.write(journal, line)
 
     def recall(self, job: str, unit: int) -> list[RecordedAnswer]:
         """The answers on record. A line that a kill or a full disk cut off does not count, nor does what was appended to it."""
@@ -40,13 +46,18 @@ class FileAnswerJournal:
         return answers
 
     def forget(self, job: str, unit: int) -> None:
-        self._path(job, unit).unlink(missing_ok=True)
+        self._remove(self._path(job, unit))
 
     def keep_only(self, units: Collection[tuple[str, int]]) -> None:
         kept = {self._path(job, unit) for job, unit in units}
         for journal in self._folder.glob("*.ndjson"):
             if journal not in kept:
-                journal.unlink(missing_ok=True)
+                self._remove(journal)
+
+    def _remove(self, path: Path) -> None:
+        if (journal := self._open.pop(path, None)) is not None:
+            os.close(journal)
+        path.unlink(missing_ok=True)
 
     def _path(self, job: str, unit: int) -> Path:
         return self._folder / f"{job}-{unit}.ndjson"

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Double, Row, and_, bindparam, 
 from statetap.adapters.ledger.bulk import BATCH_ROWS
 from statetap.adapters.ledger.counts import add_counts, counter_of
 from statetap.adapters.ledger.database import Database, reading, writing
-from statetap.adapters.ledger.jobs import job_number
+from statetap.adapters.ledger.jobs import job_number, no_such_job
 from statetap.adapters.ledger.schema import jobs, samples, units
 from statetap.core.records import JobCounts, JobState, SampleStatus, UnitLease, UnitRecord, UnitState
 
@@ -31,9 +31,13 @@ _MEMBERS = (
     .where(samples.c.job == bindparam("job_number"), samples.c.unit == bindparam("index"))
     .order_by(samples.c.row_start)
 )
-_LOWEST = select(func.min(units.c.unit)).where(units.c.job == bindparam("job_number"))
-_LOWEST_PENDING = _LOWEST.where(units.c.state == UnitState.PENDING)
-_LOWEST_EXPIRED = _LOWEST.where(units.c.state == UnitState.LEASED, units.c.expires_at <= bindparam("now"))
+_LOWEST = select(func.min(units.c.unit)).where(units.c.job == jobs.c.number)
+# Two questions, because each is one look into the index on (job, state, unit); as one they would read every pending unit.
+_NEXT = select(
+    jobs.c.number,
+    _LOWEST.where(units.c.state == UnitState.PENDING).scalar_subquery().label("pending"),
+    _LOWEST.where(units.c.state == UnitState.LEASED, units.c.expires_at <= bindparam("now")).scalar_subquery().label("expired"),
+).where(jobs.c.id == bindparam("job_id"))
 _LEASE = (
     update(units)
     .where(_THIS)
@@ -64,8 +68,7 @@ class SqlUnits:
     @reading
     def peek_unit(self, connection: Connection, job: str, *, now: float) -> UnitRecord | None:
         """The lowest of the job's units that are pending, or leased and expired."""
-        number = job_number(connection, job)
-        index = _next_leasable(connection, number, now)
+        number, index = _next_leasable(connection, job, now)
         if index is None:
             return None
         row = connection.execute(_UNIT, {"job_number": number, "index": index}).one()
@@ -74,8 +77,7 @@ class SqlUnits:
     @writing
     def lease_unit(self, connection: Connection, job: str, owner: str, *, now: float, ttl_seconds: float) -> UnitLease | None:
         """The unit that `peek_unit` shows."""
-        number = job_number(connection, job)
-        index = _next_leasable(connection, number, now)
+        number, index = _next_leasable(connection, job, now)
         if index is None:
             return None
         named = {"job_number": number, "index": index, "leased_to": owner, "until": now + ttl_seconds}
@@ -149,11 +151,12 @@ def _leasable(now: float) -> ColumnElement[bool]:
     return or_(units.c.state == UnitState.PENDING, _expired(now))
 
 
-def _next_leasable(connection: Connection, number: int, now: float) -> int | None:
-    # Two questions, because each is one look into the index on (job, state, unit); together they would read every pending unit.
-    pending = connection.execute(_LOWEST_PENDING, {"job_number": number}).scalar()
-    expired = connection.execute(_LOWEST_EXPIRED, {"job_number": number, "now": now}).scalar()
-    return min((index for index in (pending, expired) if index is not None), default=None)
+def _next_leasable(connection: Connection, job: str, now: float) -> tuple[int, int | None]:
+    """The job's number, and the lowest of its units that may be leased. NotFound: there is no such job."""
+    row = connection.execute(_NEXT, {"job_id": job, "now": now}).one_or_none()
+    if row is None:
+        raise no_such_job(job)
+    return row.number, min((index for index in (row.pending, row.expired) if index is not None), default=None)
 
 
 def _members(connection: Connection, number: int, index: int) -> tuple[int, ...]:

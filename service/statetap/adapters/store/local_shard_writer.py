@@ -128,7 +128,8 @@ class _Attempt:
         return objects
 
     def _write_all(self, shards: Executor) -> tuple[ShardObject, ...]:
-        mappings = SharedMappings()
+        # To find the mappings takes longer than to write what is smaller than a window.
+        mappings = SharedMappings() if sum(plan.nbytes for plan in self._plans) > WINDOW_BYTES else None
         futures = [shards.submit(self._write, plan, mappings) for plan in self._plans]
         try:
             wait(futures)
@@ -140,7 +141,7 @@ class _Attempt:
         finally:
             futures, failures = [], []  # which hold the error
 
-    def _write(self, plan: ShardPlan, mappings: SharedMappings) -> ShardObject:
+    def _write(self, plan: ShardPlan, mappings: SharedMappings | None) -> ShardObject:
         try:
             return self._write_temporary(plan, mappings)
         except OSError as e:
@@ -150,7 +151,7 @@ class _Attempt:
             self.abandoned.set()
             raise
 
-    def _write_temporary(self, plan: ShardPlan, mappings: SharedMappings) -> ShardObject:
+    def _write_temporary(self, plan: ShardPlan, mappings: SharedMappings | None) -> ShardObject:
         self._check()
         temporary = self._temporary(plan.key)
         make_directories(temporary.parent)

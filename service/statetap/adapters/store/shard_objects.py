@@ -15,9 +15,11 @@ class Hasher(Protocol):
 
 
 def write_object(
-    plan: ShardPlan, file: ObjectFile, hasher: Hasher, mappings: SharedMappings, check: Callable[[], None] = lambda: None
+    plan: ShardPlan, file: ObjectFile, hasher: Hasher, mappings: SharedMappings | None, check: Callable[[], None] = lambda: None
 ) -> None:
     """Fill `file` with the object's bytes and finish it; `hasher` has seen them all then. `check` may raise, window by window.
+
+    Without `mappings` the pages of the dumps stay in memory until they are unmapped.
 
     Hashed first: that reads the pages in by the kernel's quicker way, and the disk takes them from the page tables as they are.
     """
@@ -26,5 +28,6 @@ def write_object(
         for buffer in window:
             hasher.update(buffer)
         file.write(window)
-        mappings.drop(window)
+        if mappings is not None:
+            mappings.drop(window)
     file.finish()
