@@ -35,6 +35,7 @@ from statetap.ports import (
 )
 from statetap.runtime.blaming import Blaming
 from statetap.runtime.driver import WorkerDriver
+from statetap.runtime.overdue import OverdueWatch
 from statetap.runtime.releasing import release, release_again
 from statetap.runtime.run_ports import Ending, RunPorts
 from statetap.runtime.tally import LostAttempt, UnitWork
@@ -47,7 +48,10 @@ WRITE_ATTEMPTS = 5
 
 
 class UnitRun:
-    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once."""
+    """`changed` is called when the run may want a worker, `attempted` with (worker, `attempts` or `lost`), `ended` once.
+
+    `blaming` hears of every attempt.
+    """
 
     def __init__(
         self,
@@ -85,9 +89,9 @@ class UnitRun:
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
-        # In the order in which they become overdue: all have the same time from their answer on.
-        self._overdue_at: dict[str, float] = {}
-        self._overdue_watch: asyncio.Task[None] | None = None
+        self._overdue = OverdueWatch(
+            ports.settings.capture_timeout_seconds, ports.clock, self._spawn, lambda rid: self.post(msg.CaptureOverdue(rid))
+        )
         self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
@@ -126,6 +130,7 @@ class UnitRun:
 
     @property
     def finishing(self) -> bool:
+        """Whether it is being written or committed."""
         return self.machine.state in (UnitPhase.WRITING, UnitPhase.COMMITTING)
 
     @property
@@ -134,6 +139,7 @@ class UnitRun:
         return self.machine.state in (UnitPhase.COMMITTING, UnitPhase.COMMITTED)
 
     def next_rid(self, sample: int) -> str:
+        """What the next attempt at it will be called."""
         return self.machine.next_rid(sample)
 
     def was_lost(self, sample: int) -> bool:
@@ -161,9 +167,7 @@ class UnitRun:
         """The answer is in: from here on the capture has so much time to become complete."""
         if self.machine.awaits(answer.rid):
             self._ports.answers.record(*self.id, recorded)
-            self._overdue_at[answer.rid] = self._ports.clock.monotonic() + self._ports.settings.capture_timeout_seconds
-            if self._overdue_watch is None:
-                self._overdue_watch = self._spawn(self._watch_overdue())
+            self._overdue.answered(answer.rid)
             self.post(
                 msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.dumps)
             )
@@ -191,6 +195,7 @@ class UnitRun:
         self.post(msg.CaptureLost(rid, reason, fault))
 
     def forgive(self, sample: int, failures: int) -> None:
+        """So many failures of this sample were a worker's fault."""
         self.post(msg.FailuresForgiven(sample, failures))
 
     def post(self, event: msg.UnitEvent) -> None:
@@ -241,15 +246,6 @@ class UnitRun:
         await look_again()
         self.post(msg.LifecycleClosed(rid))
 
-    async def _watch_overdue(self) -> None:
-        """One task for all attempts: nearly every capture is complete long before, and a timer each would be for nothing."""
-        while self._overdue_at:
-            rid, at = next(iter(self._overdue_at.items()))
-            await self._ports.clock.sleep(max(0.0, at - self._ports.clock.monotonic()))
-            if self._overdue_at.pop(rid, None) is not None:
-                self.post(msg.CaptureOverdue(rid))
-        self._overdue_watch = None
-
     def _accepted(self, event: msg.CaptureAccepted) -> None:
         self._norms.accepted(event.rid)
         self._settle(event.rid, captured=True)
@@ -275,7 +271,8 @@ class UnitRun:
         self._blaming.failed(self.id, event)
 
     def _settle(self, rid: str, *, captured: bool) -> None:
-        self._overdue_at.pop(rid, None)
+        """An attempt is over, one way or the other."""
+        self._overdue.settled(rid)
         if (strict := self._strict.pop(rid, None)) is not None and not strict[0].done():
             strict[0].set_result(captured)
 
@@ -349,7 +346,7 @@ class UnitRun:
         if self.machine.state in (UnitPhase.COMMITTED, UnitPhase.ABANDONED):
             return
         self.post(msg.Abandoned(reason, release=True))
-        for rid in (*self._overdue_at, *self._strict):
+        for rid in (*self._overdue.rids, *self._strict):
             self._settle(rid, captured=False)
         if give_back:
             await self._give_back()
@@ -368,10 +365,7 @@ class UnitRun:
     async def _end(self, ending: Ending) -> None:
         with suppress(OSError):  # Answers that stay are of attempts without dumps: the next lease drops them.
             self._ports.answers.forget(*self.id)
-        # Not kept: it holds the run by its traceback, and the run its dataset, until garbage is collected.
-        watch, self._overdue_watch = self._overdue_watch, None
-        if watch is not None and watch is not asyncio.current_task():
-            watch.cancel()
+        self._overdue.close()
         await asyncio.gather(*self._releases)
         self._ended(ending)
 
