@@ -12,6 +12,22 @@ MUTANTS = (
         breaks="invariant 3: a dump is released only after its unit is committed",
     ),
     Mutant(
+        name="unit-forgets-who-waits-again",
+        file="service/statetap/core/unit.py",
+        old="        if at.waits:\n            self._waiting.put(at.sample, at.losses)",
+        new="        return",
+        catcher=tests("tests/unit/core/test_unit_budget.py"),
+        breaks="what was lost is asked for again",
+    ),
+    Mutant(
+        name="unit-ends-with-its-last-sample",
+        file="service/statetap/core/unit.py",
+        old="        return not self._unsettled and all(at.settled for at in self._samples.values())",
+        new="        return len(self._unsettled) < len(self._samples)",
+        catcher=tests("tests/unit/core/test_unit_end.py"),
+        breaks="a unit is written when every sample of it is captured or failed, not before",
+    ),
+    Mutant(
         name="unit-keeps-strays",
         file="service/statetap/core/unit.py",
         old="            return [msg.ReleaseDumps((dump.dump_id,), stray=True)]",

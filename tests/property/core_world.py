@@ -96,7 +96,7 @@ class World(Units):
 
     def ask(self, worker: Worker, key: UnitId) -> None:
         """Send the next sample that may go, or the fence that must come first."""
-        waiting = self.runs[key].machine.waiting()
+        waiting = list(self.runs[key].machine.waiting())
         if not waiting:
             return
         sample = waiting[0]
@@ -299,5 +299,5 @@ class World(Units):
         for index in self.open_to_lease():
             self.lease(index)
         for key, run in self.runs.items():
-            if worker in self.idle() and run.machine.waiting():
+            if worker in self.idle() and list(run.machine.waiting()):
                 self.ask(worker, key)

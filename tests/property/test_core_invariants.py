@@ -99,7 +99,7 @@ class Course(RuleBasedStateMachine):
         world = self.world
         hows = ("whole",) * (16 - len(self.hows)) + self.hows
         moves = [partial(world.lease, unit) for unit in world.open_to_lease()]
-        moves += [partial(world.ask, w, key) for w in world.idle() for key in self.keys(lambda run: run.machine.waiting())]
+        moves += [partial(world.ask, w, key) for w in world.idle() for key in self.keys(lambda run: list(run.machine.waiting()))]
         moves += [partial(w.server.compute, rid, hows[place], 6 * place) for w in self.workers() for rid in w.server.queued]
         moves += [partial(world.answer, w) for w in self.workers(lambda w: w.machine.in_flight in w.server.answers)]
         moves += [partial(world.publish, w, place) for w in self.workers(lambda w: w.server.pipeline)]

@@ -15,7 +15,7 @@ when something is overdue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -28,6 +28,7 @@ from statetap.core.progress import Progress
 from statetap.core.records import SampleVerdict
 from statetap.core.requests import RequestName
 from statetap.core.spec import Identity
+from statetap.core.waiting import WaitingSamples
 
 
 class UnitPhase(StrEnum):
@@ -104,17 +105,20 @@ class UnitMachine(Machine[UnitPhase]):
         self.key = key
         self.attempts_per_sample = attempts_per_sample
         self._samples = {s.sample: Progress(s.sample, s.expected) for s in samples}
+        self._waiting = WaitingSamples(self._samples)
+        self._unsettled = [*self._samples]
         self._attempts: dict[str, Attempt] = {}
         self._held: set[str] = set()
         self._keeps_dumps = False
 
     # --- what the shell may ask ---------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[int]:
-        """Samples that a worker may be asked for now: those that were lost less often first, else in placement order."""
-        if self.state is not _P.COLLECTING:
-            return []
-        return sorted((sample for sample, at in self._samples.items() if at.waits), key=self.losses)
+    def waiting(self) -> Iterator[int]:
+        """Samples that a worker may be asked for now: those that were lost less often first, else in placement order.
+
+        Not to be gone on with after an event.
+        """
+        return iter(self._waiting if self.state is _P.COLLECTING else ())
 
     def next_rid(self, sample: int) -> str:
         """What the next attempt at this sample will be called."""
@@ -154,9 +158,15 @@ class UnitMachine(Machine[UnitPhase]):
         """
         self.require(event)
         commands = self._apply(event)
-        if self.state is _P.COLLECTING and all(at.settled for at in self._samples.values()):
+        if self.state is _P.COLLECTING and self._all_settled():
             return [*commands, *self._finish_collecting(event)]
         return commands
+
+    def _all_settled(self) -> bool:
+        # The last in placement order is mostly the last to be settled: after each event, one look at it is enough.
+        while self._unsettled and self._samples[self._unsettled[-1]].settled:
+            self._unsettled.pop()
+        return not self._unsettled and all(at.settled for at in self._samples.values())
 
     def _apply(self, event: msg.UnitEvent) -> list[msg.UnitCommand]:
         match event:
@@ -235,6 +245,7 @@ class UnitMachine(Machine[UnitPhase]):
         at.live = self._attempts[rid] = Attempt(
             rid, sample, event.worker, at.expected, event.identity, event.chunk, probation=event.probation
         )
+        self._waiting.take(sample)
         return msg.SendRequest(rid, sample, event.worker)
 
     def _recall(self, event: msg.Recalled) -> None:
@@ -281,6 +292,7 @@ class UnitMachine(Machine[UnitPhase]):
                     return attempt.ask_to_close()
                 attempt.state = AttemptState.INSPECTING
                 at.live = attempt
+                self._waiting.take(at.sample)
                 attempt.chosen = dump_ids
                 return [msg.InspectCapture(attempt.rid, dump_ids)]
             case Complete():
@@ -335,12 +347,18 @@ class UnitMachine(Machine[UnitPhase]):
         if at.live is attempt:
             at.live = None
         if attempt.recalled:
+            self._waits_again(at)
             return commands
         at.lost(attempt.worker, uses_budget=fault is msg.Fault.ATTEMPT and not attempt.probation)
         final = fault is msg.Fault.SAMPLE or at.failures >= self.attempts_per_sample
         if final:
             at.reason = reason
+        self._waits_again(at)
         return [*commands, msg.AttemptFailed(attempt.rid, attempt.sample, attempt.worker, reason, final, fault)]
+
+    def _waits_again(self, at: Progress) -> None:
+        if at.waits:
+            self._waiting.put(at.sample, at.losses)
 
     def _drop(self, attempt: Attempt) -> list[msg.UnitCommand]:
         attempt.state = AttemptState.DROPPED

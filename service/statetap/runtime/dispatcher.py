@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
@@ -28,7 +28,7 @@ from statetap.telemetry import events
 # A unit that was given back so often, one time after the other, is not to be tried on and on: its job is paused.
 STRIKES = 3
 PAUSE_AFTER_ERROR_SECONDS = 1.0
-Wanted = Callable[[UnitRun, str, Callable[[Sequence[str]], bool]], Sequence[int]]
+Wanted = Callable[[UnitRun, str, Callable[[Sequence[str]], bool]], Iterator[int]]
 """The samples of a run that a worker, by its name, may be asked for; the predicate is that of `Turn`."""
 
 
@@ -187,7 +187,7 @@ class Dispatcher:
             if run.id in lent or not self._may_work_on(driver, run.spec):
                 continue
             too_large = run.dump_bytes(driver.chunk) > driver.space.capacity_bytes
-            if not too_large and wanted(run, driver.name, self._elsewhere(run)):
+            if not too_large and next(wanted(run, driver.name, self._elsewhere(run)), None) is not None:
                 return run
         return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import chain, islice, takewhile, tee
 
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Refusal, RefusalReason
@@ -35,26 +35,28 @@ class Turn:
 
     async def take(self) -> None:
         """Ask the worker for every sample that waits, until none does or the worker is not free any more."""
-        run, driver = self._run, self._driver
+        driver = self._driver
         driver.meter.tuner.paused()
-        while driver.free and run.waiting_for(driver.name, self._elsewhere):
+        while driver.free and self._next():
             await driver.pace()
-            samples = run.waiting_for(driver.name, self._elsewhere)
+            samples = self._next()
             if not driver.free or not samples:
                 # What was so before the wait need not be so after it.
                 return
             if driver.fencing is None:
-                await self._ask(self._together(samples))
-            elif not await self._go_on_strictly(driver.fencing, samples):
+                await self._ask(samples)
+            elif not await self._go_on_strictly(driver.fencing):
                 return
 
-    def _together(self, samples: Sequence[int]) -> list[int]:
-        """The first of the samples and those that may go with it, in placement order."""
+    def _next(self) -> list[int]:
+        """The first sample that waits for this worker and those that may go with it, in placement order; empty: none waits."""
         run, driver = self._run, self._driver
-        if driver.machine.on_probation or run.was_lost(samples[0]):
-            return [samples[0]]
-        fresh = list(takewhile(lambda sample: not run.was_lost(sample), samples))
-        return fresh[: driver.meter.tuner.take(run.samples.lengths[sample] for sample in fresh)]
+        samples = run.waiting_for(driver.name, self._elsewhere)
+        first = next(samples, None)
+        if first is None or driver.machine.on_probation or run.was_lost(first):
+            return [] if first is None else [first]
+        fresh, measured = tee(takewhile(lambda sample: not run.was_lost(sample), chain([first], samples)))
+        return list(islice(fresh, driver.meter.tuner.take(run.samples.lengths[sample] for sample in measured)))
 
     async def _ask(self, samples: Sequence[int]) -> None:
         run, driver = self._run, self._driver
@@ -73,12 +75,13 @@ class Turn:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         run, driver = self._run, self._driver
-        if waiting := run.waiting_for(driver.name, self._elsewhere):
-            names = [(run.next_rid(sample), sample) for sample in self._together(waiting)]
+        if samples := self._next():
+            names = [(run.next_rid(sample), sample) for sample in samples]
             driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
 
-    async def _go_on_strictly(self, fencing: Fencing, samples: Sequence[int]) -> bool:
-        """Ask for one of the samples, or send the fence that must come first. False: the worker is to be left alone for now."""
+    async def _go_on_strictly(self, fencing: Fencing) -> bool:
+        """Ask for a sample that waits, or send the fence that must come first. False: the worker is to be left alone for now."""
+        samples = list(self._run.waiting_for(self._driver.name, self._elsewhere))
         lengths = [self._run.samples.lengths[sample] for sample in samples]
         length = fencing.gate.choose(lengths)
         if length is not None:

@@ -7,7 +7,7 @@ are sent by the turns that workers lend the run (`turn`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -107,22 +107,26 @@ class UnitRun:
         """What its dumps may take in a worker's dump directory."""
         return unit_dump_bytes(self.samples.lengths.values(), self.arrays, chunk)
 
-    def waiting_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
-        """The samples to ask this worker for now: back-off over, and not failed here before if they may go elsewhere."""
-        if self._closed_to_workers:
-            return []
-        now = self._ports.clock.monotonic()
-        due = [sample for sample in self.machine.waiting() if self._not_before.get(sample, 0.0) <= now]
-        return [s for s in due if worker not in (failed_on := self.machine.failed_on(s)) or not elsewhere(failed_on)]
+    def waiting_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> Iterator[int]:
+        """The samples to ask this worker for now: back-off over, and not failed here before if they may go elsewhere.
 
-    def fresh_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> list[int]:
+        Not to be gone on with after anything has happened.
+        """
+        now = self._ports.clock.monotonic()
+        for sample in () if self._closed_to_workers else self.machine.waiting():
+            if self._not_before.get(sample, 0.0) <= now:
+                failed_on = self.machine.failed_on(sample)
+                if worker not in failed_on or not elsewhere(failed_on):
+                    yield sample
+
+    def fresh_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> Iterator[int]:
         """Those of `waiting_for` of which no attempt was lost."""
-        return [sample for sample in self.waiting_for(worker, elsewhere) if not self.was_lost(sample)]
+        return (sample for sample in self.waiting_for(worker, elsewhere) if not self.was_lost(sample))
 
     @property
     def is_waiting(self) -> bool:
         """Whether some of its samples wait for a worker, now or after a back-off."""
-        return not self._closed_to_workers and bool(self.machine.waiting())
+        return not self._closed_to_workers and next(self.machine.waiting(), None) is not None
 
     def close_to_workers(self) -> None:
         """Ask no worker for anything any more; what is in flight may end."""

@@ -16,7 +16,7 @@ def test_from_a_lease_to_a_commit():
     unit = Unit(samples=2)
     first, second = unit.ask(0), unit.ask(1)
     assert first == "st-j-3-0-1-2"
-    assert unit.waiting() == []
+    assert list(unit.waiting()) == []
     assert unit.answer(first) == []
     assert unit.whole(first, "a") == [msg.InspectCapture(first, ("a",))]
     assert unit.inspect(first) == [msg.CaptureAccepted(first, 0, "gpu0", recalled=False)]
@@ -166,7 +166,7 @@ def test_a_failed_attempt_drops_its_dumps_and_its_sample_waits_again(refuse, rea
     assert failure == failed(rid, reason)
     assert released in ([], [stray("d")])
     assert unit.held_dumps() == set()
-    assert (unit.waiting(), unit.failed_on(0)) == ([0], ("gpu0",))
+    assert (list(unit.waiting()), unit.failed_on(0)) == ([0], ("gpu0",))
     again = unit.ask(worker="gpu1")
     assert again == "st-j-3-0-2-2"
     unit.answer(again)
@@ -229,7 +229,7 @@ def test_nothing_that_comes_late_of_a_failed_attempt_counts():
         msg.CaptureInspected(old, 1, Refusal(RefusalReason.BAD_VALUES, "NaN")),
     ):
         assert unit.handle(event) == []
-    assert unit.waiting() == []
+    assert list(unit.waiting()) == []
     unit.answer(new)
     assert unit.whole(new, "d") == [msg.InspectCapture(new, ("d",))]
 
@@ -241,7 +241,7 @@ def test_a_loss_while_a_capture_is_inspected_gives_it_up():
     unit.whole(rid)
     assert unit.handle(msg.CaptureLost(rid, "torn")) == [stray("d"), failed(rid, "lost_by_publisher: torn")]
     assert unit.inspect(rid) == []
-    assert unit.waiting() == [0]
+    assert list(unit.waiting()) == [0]
 
 
 def test_an_accepted_capture_is_final():
@@ -258,7 +258,7 @@ def test_what_is_said_of_an_unknown_attempt_changes_nothing():
     assert unit.whole(other, "x") == [stray("x")]
     assert unit.handle(msg.RequestAnswered(other, ROWS, 0, 5)) == []
     assert unit.handle(msg.CaptureLost(other, "gone")) == []
-    assert unit.waiting() == [0]
+    assert list(unit.waiting()) == [0]
 
 
 def test_a_sample_is_asked_for_by_one_worker_at_a_time():

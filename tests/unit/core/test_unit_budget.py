@@ -54,8 +54,8 @@ def test_forgiveness_that_comes_late_changes_nothing():
 def test_samples_that_were_lost_less_often_go_first():
     unit = Unit(samples=3)
     fail(unit, unit.ask(0))
-    assert unit.waiting() == [1, 2, 0]
+    assert list(unit.waiting()) == [1, 2, 0]
     fail(unit, unit.ask(1))
-    assert unit.waiting() == [2, 0, 1]
+    assert list(unit.waiting()) == [2, 0, 1]
     fail(unit, unit.ask(0))
-    assert unit.waiting() == [2, 1, 0]
+    assert list(unit.waiting()) == [2, 1, 0]

@@ -12,7 +12,7 @@ from tests.unit.core.unit_play import OBJECTS, OLD, ROWS, Unit, stray
 
 def test_a_unit_without_samples_is_committed_as_such():
     unit = Unit(samples=0)
-    assert unit.waiting() == []
+    assert list(unit.waiting()) == []
     assert unit.handle(msg.RecallEnded()) == [msg.RecordCommit((), ())]
 
 
