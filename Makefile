@@ -45,7 +45,7 @@ setup-sglang: setup $(SGLANG_VENV)/.installed $(TINY_MODEL)/config.json ## make 
 test-sglang: setup-sglang ## test the plugin against real SGLang servers; ARGS="-k parity" chooses among these
 	SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=$(SGLANG_SHIMS) $(SGLANG_PY) -m pytest -q tests/sglang_env
 	SGLANG_USE_CPU_ENGINE=1 PYTHONPATH=$(SGLANG_SHIMS):$(SGLANG_PREVIOUS) $(SGLANG_PY) -m pytest -q tests/sglang_env
-	$(PY) -m pytest -q --timeout 900 tests/e2e $(ARGS)
+	$(PY) -m pytest -q --timeout 900 -n 2 --dist loadfile tests/e2e $(ARGS)
 
 lint: $(VENV)/.installed ## style, types, layers
 	$(VENV)/bin/ruff check .

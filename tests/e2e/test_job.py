@@ -97,6 +97,8 @@ def test_a_server_is_killed_in_mid_job(servers: dict[str, SglangServer], folder:
     assert sum(tally["stored"] for tally in ended.workers.values()) == CONVERSATIONS
     committed = [event.data["unit"] for event in events if event.event == "unit.committed"]
     assert sorted(committed) == list(range(ended.progress.units_total))
+    for server in servers.values():
+        server.kill()
     assert_equal_to_reference(ended.store)
 
 
@@ -109,7 +111,7 @@ def assert_equal_to_reference(location: str) -> None:
     assert all(last <= first for (_, last), (first, _) in itertools.pairwise(ranges))
     assert verify_tokens(store).unconfirmed == []
     assert verify_digests(store).failures == []
-    torch.set_num_threads(os.cpu_count() or 1)  # the servers have nothing to do any more
+    torch.set_num_threads(os.cpu_count() or 1)  # the servers are gone
     report = verify_against_model(store, SMOL)
     assert (report.checked, report.failures) == (CONVERSATIONS, [])
     assert max(report.max_error.values()) <= 1e-5

@@ -115,13 +115,11 @@ def test_the_service_refuses_what_the_cache_cut_and_asks_again(server: SglangSer
     samples = [one, one, one[:60], one + other, other, other + one[:30], other, one + other]
     dataset = [{"id": f"s{index}", "input_ids": ids} for index, ids in enumerate(samples)]
     # One sample may be what the gateway forgets each time.
-    attempts = len(samples) + 1
+    # And so many refusals put the worker in quarantine.
+    runtime = {"attempts_per_sample": len(samples) + 1, "quarantine_seconds": 1.0}
     with (
         forgetful_gateway(server, forgets=len(samples)) as gateway,
-        service_over(tmp_path, {server.name: server}, ports={server.name: gateway.port}, attempts_per_sample=attempts) as (
-            made,
-            client,
-        ),
+        service_over(tmp_path, {server.name: server}, ports={server.name: gateway.port}, **runtime) as (made, client),
     ):
         made.wait_for_workers(client, server.name)
         job = made.run_job(client, dataset, "whole.zarr")
