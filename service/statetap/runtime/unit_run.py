@@ -89,9 +89,7 @@ class UnitRun:
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
-        self._overdue = OverdueWatch(
-            ports.settings.capture_timeout_seconds, ports.clock, self._spawn, lambda rid: self.post(msg.CaptureOverdue(rid))
-        )
+        self._overdue = OverdueWatch(ports.settings.capture_timeout_seconds, ports.clock)
         self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
@@ -171,7 +169,7 @@ class UnitRun:
         """The answer is in: from here on the capture has so much time to become complete."""
         if self.machine.awaits(answer.rid):
             self._ports.answers.record(*self.id, recorded)
-            self._overdue.answered(answer.rid)
+            self._overdue.answered(answer.rid, self._spawn, lambda rid: self.post(msg.CaptureOverdue(rid)))
             self.post(
                 msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.dumps)
             )
