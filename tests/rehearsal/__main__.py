@@ -31,9 +31,8 @@ class Progress:
     def tell(self, look: Look) -> None:
         if look.seconds >= self._next:
             self._next = look.seconds + SECONDS_A_LINE
-            held = (
-                f"{look.memory / MIB:,.1f} MiB of its own, {look.shared / MIB:,.0f} MiB of dumps, {look.descriptors} descriptors"
-            )
+            own, dumps = look.anonymous / MIB, look.shared / MIB
+            held = f"{own:,.1f} MiB of its own, {dumps:,.0f} MiB of dumps, {look.descriptors} descriptors"
             console.print(f"{look.seconds:6.0f} s: {look.stored:,} of {self._samples:,} stored; {held}", highlight=False)
 
 

@@ -138,7 +138,7 @@ class Rehearsal:
         while not self._over.wait(self._plan.look_seconds):
             held = Held.of(self._run.pid)
             seconds = round(time.monotonic() - self._began, 2)
-            look = Look(seconds, self._stored, held.memory, held.shared, held.descriptors, held.threads)
+            look = Look(seconds, self._stored, held.anonymous, held.files, held.shared, held.descriptors, held.threads)
             self._looks.append(look)
             on_look(look)
 

@@ -6,26 +6,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
+from statetap.adapters.datasets.arrow_file import RESIDENT_BYTES
 
-from tests.soak.verdict import MIB, Criterion, flat_service, none, table
+from tests.soak.verdict import MIB, Criterion, flat, none, table
 
 FULL_SAMPLES, FULL_HIDDEN = 37_000, 7168
+# Code that is read in when it runs for the first time.
+CODE_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at the service; sizes are bytes, as in `tests.soak.readings.Reading`."""
+    """One look at the service; sizes are bytes of resident pages, by what they are of.
+
+    `files` are its libraries and the dataset's last windows, which come and go; `shared` are mapped dumps.
+    """
 
     seconds: float
     stored: int
-    memory: int
+    anonymous: int
+    files: int
     shared: int
     descriptors: int
     threads: int
 
     @property
     def rss(self) -> int:
-        return self.memory + self.shared
+        return self.anonymous + self.files + self.shared
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,18 @@ class Rehearsed:
         yield none("samples with another status, place or digest in the store than they must have", self.wrong_records)
         yield Criterion("samples read back before removal", f"{self.read_back:,}", "1 or more", self.read_back > 0)
         yield none("of them, and of all objects, missing or with other bytes than published", self.wrong_bytes)
-        yield from flat_service(self.looks, "descriptors", "threads")
+        yield flat(self.looks, "memory of its own (RssAnon)", "anonymous", MIB, "MiB")
+        yield flat(self.looks, "resident memory (with mapped dumps)", "rss", MIB, "MiB")
+        yield flat(self.looks, "descriptors", "descriptors")
+        yield flat(self.looks, "threads", "threads")
+        yield self._mapped_files()
         yield none("dumps and shard objects left", self.left)
+
+    def _mapped_files(self) -> Criterion:
+        first, most = self.looks[0].files, max(look.files for look in self.looks)
+        wanted = first + RESIDENT_BYTES + CODE_BYTES
+        found = f"{first / MIB:,.1f}, at most {most / MIB:,.1f} MiB"
+        return Criterion("service: mapped files", found, f"≤ {wanted / MIB:,.1f} MiB", most <= wanted)
 
     @property
     def short(self) -> list[Criterion]:

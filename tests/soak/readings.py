@@ -35,9 +35,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Held:
-    """What the kernel says of a process."""
+    """What the kernel says of a process; bytes by kind of page."""
 
-    memory: int
+    anonymous: int
+    files: int
     shared: int
     descriptors: int
     threads: int
@@ -51,7 +52,12 @@ class Held:
             return int(said[name].removesuffix("kB")) << 10
 
         descriptors = sum(1 for _ in (process / "fd").iterdir())
-        return cls(size("RssAnon") + size("RssFile"), size("RssShmem"), descriptors, int(said["Threads"]))
+        return cls(size("RssAnon"), size("RssFile"), size("RssShmem"), descriptors, int(said["Threads"]))
+
+    @property
+    def memory(self) -> int:
+        """Its own."""
+        return self.anonymous + self.files
 
 
 def thirds(readings: Sequence[Any], what: str) -> tuple[float, float]:

@@ -55,7 +55,10 @@ class Soaked:
         met = ended == self.samples and not self.unexplained
         yield Criterion("samples that ended", f"{self.stored:,} stored{by_reason}", every, met, self.unexplained)
         yield none("samples stored with other bytes than undisturbed", self.wrong)
-        yield from flat_service(self.readings, "descriptors", "threads", "tasks")
+        yield flat(self.readings, "memory of its own (RssAnon + RssFile)", "memory", MIB, "MiB")
+        yield flat(self.readings, "resident memory (with mapped dumps)", "rss", MIB, "MiB")
+        for counted in ("descriptors", "threads", "tasks"):
+            yield flat(self.readings, counted, counted)
         yield none("dumps, answers and temporary files left", self.left)
         yield none("held by the idle service that was not before", self.still_held)
         yield Criterion("errors in the log that nobody foresaw", str(self.errors), "0", self.errors == 0)
@@ -86,15 +89,8 @@ def none(name: str, found: tuple[str, ...]) -> Criterion:
     return Criterion(name, str(len(found)), "0", not found, found)
 
 
-def flat_service(readings: Sequence[Any], *counted: str) -> Iterator[Criterion]:
-    """Whether a service's memory is flat, and what is `counted` of it: all of them attributes of its readings."""
-    yield _flat(readings, "memory of its own (RssAnon + RssFile)", "memory", MIB, "MiB")
-    yield _flat(readings, "resident memory (with mapped dumps)", "rss", MIB, "MiB")
-    for what in counted:
-        yield _flat(readings, what, what)
-
-
-def _flat(readings: Sequence[Any], name: str, what: str, unit: int = 1, word: str = "") -> Criterion:
+def flat(readings: Sequence[Any], name: str, what: str, unit: int = 1, word: str = "") -> Criterion:
+    """Whether an attribute of the readings of a service is the same at the end as at the beginning."""
     first, last = thirds(readings, what)
     most = max(first * MOST_GROWTH, 0 if word else first + COUNTED_APART)
     found = f"{first / unit:,.1f} → {last / unit:,.1f} {word}".rstrip() + f" (x {last / first:.3f})"
