@@ -72,9 +72,13 @@ class Cluster:
     # --- processes ------------------------------------------------------------------------------------------------------
 
     def start_worker(self, name: str, *flags: str, port: int = 0, plain: dict[str, Any] | None = None) -> Worker:
-        """Start a worker, again if the name was used before; `plain` is what its configuration declares of plain dumps."""
+        """Start a worker, again if the name was used before; `plain` is what its configuration declares of plain dumps.
+
+        Unless `flags` say otherwise it runs prompts whole: the rows of one that a pass cuts, wherever its neighbours leave off,
+        round otherwise, and many tests compare stores bit for bit.
+        """
         arguments = ["--model", str(self.model), "--dump-dir", str(self.dumps), "--name", name, "--port", str(port)]
-        arguments += ["--dtype", "float32", "--final", "both", "--skip-tokenizer-init", *flags]
+        arguments += ["--dtype", "float32", "--final", "both", "--skip-tokenizer-init", "--chunked-prefill-size", "-1", *flags]
         self.starts += 1
         child = NurseryChild(name, "statetap.embedded", arguments, self.folder / f"{name}-{self.starts}.log")
         ready = child.wait_for("worker.ready", START_SECONDS)
