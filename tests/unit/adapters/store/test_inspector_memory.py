@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import mmap
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.core.spec import HiddenArray
 from statetap.ports import CapturePart
@@ -21,8 +24,14 @@ def resident_bytes(path: Path) -> int:
     return int(found[1]) << 10
 
 
-async def test_a_large_dump_is_let_go_of_as_it_is_looked_at(tmp_path) -> None:
-    path = tmp_path / "dump"
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """In shared memory, as dumps are: other file systems may hand out two megabytes for every byte that is looked at."""
+    with tempfile.NamedTemporaryFile(prefix="statetap-test-", dir="/dev/shm") as file:
+        yield Path(file.name)
+
+
+async def test_a_large_dump_is_let_go_of_as_it_is_looked_at(path: Path) -> None:
     np.random.default_rng(0).integers(1, 1000, 16 * MIB, dtype=np.uint16).tofile(path)
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -31,4 +40,5 @@ async def test_a_large_dump_is_let_go_of_as_it_is_looked_at(tmp_path) -> None:
     report = await inspector.inspect([CapturePart({array.name: memoryview(mapping)}, None)], [array])
     inspector.close()
     assert report.refusal is None
-    assert resident_bytes(path) < MIB
+    # The rows of which norms are taken come back, each with the 64 KiB around it.
+    assert resident_bytes(path) < 4 * MIB
