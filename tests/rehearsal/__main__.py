@@ -1,8 +1,9 @@
 """`python -m tests.rehearsal`: the whole job, 37,000 samples, through one service, with workers that only publish.
 
 Exit status 0: all samples are stored, every digest and every byte that was read back is right, and what the service holds is
-flat (the last third of the time against the first). The store is emptied behind the service, unit by unit, so that a few
-gigabytes of disk do. The width is reduced by default: `--hidden 7168` is the whole, 5 TB of it. `make rehearsal ARGS=…`.
+flat (the last third of the time against the first, a fifth of warming up left out). The store is emptied behind the service,
+unit by unit, so that a few gigabytes of disk do. The width is reduced by default: `--hidden 7168` is the whole, 5 TB of it.
+`make rehearsal ARGS=…`.
 """
 
 from __future__ import annotations
