@@ -136,7 +136,8 @@ class _NullFile(ObjectFile):
 
     def write(self, buffers: object) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> int:
+        return 0
 
     def close(self) -> None: ...
 

@@ -1,7 +1,7 @@
 """One suite for the store's adapters and their fakes: Store, ShardWriter and CaptureInspector."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureIn
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.placement import Geometry
+from statetap.core.spec import Compression
 from statetap.ports import (
     CaptureInspector,
     CapturePart,
@@ -126,6 +127,16 @@ async def test_it_refuses_another_model_spec_or_layout(kit, changes) -> None:
     assert caught.value.field == next(iter(changes))
 
 
+@pytest.mark.parametrize(("stored", "wanted"), [("zstd", "none"), ("none", "zstd")])
+async def test_it_refuses_another_compression_by_its_name(kit, stored, wanted) -> None:
+    plans = {name: replace(make_plan(), compression=Compression(name)) for name in (stored, wanted)}
+    await kit.store.prepare(kit.location, plans[stored])
+    await kit.store.prepare(kit.location, plans[stored])
+    for refusing in (kit.store.check, kit.store.prepare):
+        with pytest.raises(StoreMismatch, match=f"the store has compression = '{stored}', the job needs '{wanted}'"):
+            await refusing(kit.location, plans[wanted])
+
+
 async def test_tokens(kit) -> None:
     await kit.store.prepare(kit.location, make_plan())
     blocks = [
@@ -159,9 +170,10 @@ async def test_samples(kit) -> None:
     assert kit.read("samples/status").tolist() == [0, 1, 2]
 
 
-async def test_a_units_rows_are_read_as_written(kit) -> None:
-    await kit.store.prepare(kit.location, make_plan())
-    unit = make_unit(kit.location, row_start=8)
+@pytest.mark.parametrize("compression", Compression)
+async def test_a_units_rows_are_read_as_written(kit, compression) -> None:
+    await kit.store.prepare(kit.location, replace(make_plan(), compression=compression))
+    unit = replace(make_unit(kit.location, row_start=8), compression=compression)
     objects = await kit.writer.write(unit)
     assert [o.key for o in objects] == [f"{AUX}/c/1/0/0", f"{LAST}/c/1/0", "last_hidden_states_prenorm/c/1/0"]
     for array in ARRAYS:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import zarr
 from statetap.commands.children import Child
-from statetap_client.schemas import Job, JobRequest, PlacementChoice
+from statetap_client.schemas import CompressionName, Job, JobRequest, PlacementChoice
 from statetap_client.sync import SyncStatetapClient
 
 from tests.fakes.models import save_model, small_llama
@@ -144,15 +144,23 @@ class Cluster:
         """Dump files and directories that are still there, error records included."""
         return sorted(str(path.relative_to(self.dumps)) for path in self.dumps.rglob("req_*"))
 
-    def run_job(self, client: SyncStatetapClient, samples: Sequence[dict[str, Any]], store: str, **placement: Any) -> Job:
+    def run_job(self, client: SyncStatetapClient, samples: Sequence[dict[str, Any]], store: str, **chosen: Any) -> Job:
         """Submit the samples as one job and wait for its end."""
-        return client.wait(self.submit(client, samples, store, **placement).id, poll_seconds=0.05)
+        return client.wait(self.submit(client, samples, store, **chosen).id, poll_seconds=0.05)
 
-    def submit(self, client: SyncStatetapClient, samples: Sequence[dict[str, Any]], store: str, **placement: Any) -> Job:
+    def submit(
+        self,
+        client: SyncStatetapClient,
+        samples: Sequence[dict[str, Any]],
+        store: str,
+        *,
+        compression: CompressionName = "none",
+        **placement: Any,
+    ) -> Job:
         """Submit the samples as one job; by default with shards of 256 rows, so that it has several units."""
         dataset = client.create_dataset(samples, name="samples")
         chosen = PlacementChoice(**{"rows_per_shard": 256, "rows_per_chunk": 64, **placement})
-        return client.submit(JobRequest(dataset=dataset.id, store=store, placement=chosen))
+        return client.submit(JobRequest(dataset=dataset.id, store=store, placement=chosen, compression=compression))
 
 
 @contextmanager

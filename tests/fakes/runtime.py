@@ -290,6 +290,7 @@ class FakeJobs:
             on_over_long=submission.on_over_long,
             first_row=0,
             first_sample=0,
+            compression=submission.compression,
         )
         record = JobRecord(
             id=job,

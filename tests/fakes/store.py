@@ -20,7 +20,7 @@ from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.norms import ArrayNorms, sampled_rows
 from statetap.core.placement import Geometry
 from statetap.core.records import SampleStatus, ShardObject
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import (
     CapturePart,
     CaptureReport,
@@ -63,6 +63,7 @@ class StoredGroup:
     arrays: tuple[HiddenArray, ...]
     geometry: Geometry
     attributes: dict[str, Any]
+    compression: Compression
     hidden: dict[str, NDArray[Any]] = field(default_factory=dict)
     input_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     loss_mask: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
@@ -111,7 +112,7 @@ class FakeStore(Faults):
         wanted = json.loads(json.dumps(dict(plan.attributes)))
         group = self.groups.get(location)
         if group is None:
-            group = self.groups[location] = StoredGroup(plan.arrays, plan.geometry, wanted)
+            group = self.groups[location] = StoredGroup(plan.arrays, plan.geometry, wanted, plan.compression)
         else:
             for name in sorted({*group.attributes, *wanted} - {"datasets", "statetap_version"}):
                 if group.attributes.get(name) != wanted.get(name):
@@ -120,6 +121,8 @@ class FakeStore(Faults):
                 raise StoreMismatch("arrays", group.arrays, plan.arrays)
             if group.geometry != plan.geometry:
                 raise StoreMismatch("geometry", group.geometry, plan.geometry)
+            if group.compression != plan.compression:
+                raise StoreMismatch("compression", str(group.compression), str(plan.compression))
             new = [dataset for dataset in wanted.get("datasets", []) if dataset not in group.attributes["datasets"]]
             group.attributes["datasets"] += new
         group.grow(plan.rows, plan.samples)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry, place
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import SampleColumns, Segment, StorePlan, TokenBlock, UnitWrite
 from statetap_client.layout import Status
 
@@ -63,6 +63,7 @@ def write_store(
     geometry: Geometry,
     input_ids: Sequence[NDArray[np.int32]] | None = None,
     failed: frozenset[int] = frozenset(),
+    compression: Compression = Compression.NONE,
     **changes: Any,
 ) -> None:
     """A store of `samples`, each its hidden arrays' rows by name; those in `failed` are placed, not written.
@@ -87,6 +88,7 @@ def write_store(
         geometry=geometry,
         rows=placement.rows,
         samples=len(samples),
+        compression=compression,
         attributes=attributes(
             arrays[0].dtype,
             **{"rows_per_shard": geometry.rows_per_shard, "rows_per_chunk": geometry.rows_per_chunk} | changes,
@@ -116,6 +118,7 @@ def write_store(
                     rows=unit.rows,
                     fence=1,
                     segments=segments,
+                    compression=compression,
                 )
             )
         await store.write_samples(str(path), columns)

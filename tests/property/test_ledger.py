@@ -26,7 +26,7 @@ from statetap.adapters.ledger import SqlLedger
 from statetap.adapters.ledger.codec import decode_spec, encode_spec
 from statetap.core.placement import Geometry
 from statetap.core.records import JobSpec, JobState, SampleStatus, SampleVerdict, ShardObject
-from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
+from statetap.core.spec import CaptureSpec, Compression, Final, Identity, ModelFacts
 from statetap.ports import LedgerError
 
 from tests.contract.ledgers.plan import dataset, job, sample, unit
@@ -51,12 +51,20 @@ specs = st.builds(
     on_over_long=st.sampled_from(["fail", "truncate", "skip"]),
     first_row=st.integers(0, 2**62),
     first_sample=st.integers(0, 2**40),
+    compression=st.sampled_from(Compression),
 )
 
 
 @given(specs)
 def test_a_spec_survives_json(spec):
     assert decode_spec(json.loads(json.dumps(encode_spec(spec)))) == spec
+
+
+def test_a_spec_from_before_there_was_compression_has_none():
+    spec = replace(job().spec, compression=Compression.ZSTD)
+    data = encode_spec(spec)
+    del data["compression"]
+    assert decode_spec(data) == replace(spec, compression=Compression.NONE)
 
 
 def test_a_spec_of_no_layers_or_no_final_state_survives_json():

@@ -14,14 +14,11 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numcodecs.blosc import Blosc
 from numpy.typing import NDArray
 
-from statetap_client import layout, sharding
+from statetap_client import chunk_codec, layout, sharding
 from statetap_client.samples import StoreReadError
 from statetap_client.shard_files import MissingRows, RowRange, ShardFiles
-
-_BLOSC = Blosc(layout.BLOSC_NAME, layout.BLOSC_LEVEL, Blosc.SHUFFLE, layout.BLOSC_BLOCK_BYTES)
 
 
 class CorruptSample(StoreReadError):
@@ -84,8 +81,7 @@ class CompactArray:
         self._row_shape = tuple(shard_shape[1:])
         self._rows_per_shard: int = shard_shape[0]
         self._rows_per_chunk: int = document["codecs"][0]["configuration"]["chunk_shape"][0]
-        # Blosc takes the size of what it shuffles from the array that it is given.
-        self._item = np.dtype(f"u{layout.ITEM_BYTES[document['data_type']]}")
+        self._item_bytes = layout.ITEM_BYTES[document["data_type"]]
 
     def chunk_bytes(self, run: ShardRun) -> int:
         """Bytes of the chunks that the run's samples have rows in, before compression."""
@@ -134,8 +130,8 @@ class CompactArray:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
             for chunk in np.flatnonzero(touched):
-                encoded = _BLOSC.encode(chunks[chunk].view(self._item))
-                _BLOSC.decode(encoded, out=chunks[chunk])
+                encoded = chunk_codec.encode(chunks[chunk], self._item_bytes)
+                chunk_codec.decode_into(encoded, chunks[chunk])
                 lengths[chunk] = file.write(encoded)
             file.write(sharding.encode_lengths(lengths))
             file.flush()

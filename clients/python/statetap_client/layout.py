@@ -37,6 +37,10 @@ SAMPLE_ARRAYS = {
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
+# What a job's request calls the compression of hidden states.
+UNCOMPRESSED = "none"
+ZSTD = "zstd"
+
 TOKEN_ROWS_PER_CHUNK = 1 << 14
 TOKEN_ROWS_PER_SHARD = 1 << 20
 SAMPLES_PER_CHUNK = 1 << 14
@@ -44,7 +48,7 @@ SAMPLES_PER_CHUNK = 1 << 14
 ZSTD_LEVEL = 3
 _ZSTD = {"name": "zstd", "configuration": {"level": ZSTD_LEVEL, "checksum": False}}
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
-# Of a compact store's chunks. Level 1 and blocks of 1 MiB: higher levels and smaller blocks cost more than they save.
+# Of compressed chunks. Level 1 and blocks of 1 MiB: higher levels and smaller blocks cost more than they save.
 BLOSC_NAME = "zstd"
 BLOSC_LEVEL = 1
 BLOSC_BLOCK_BYTES = 1 << 20
@@ -132,16 +136,9 @@ def hidden_document(
 
 
 def compact_document(document: dict[str, Any]) -> dict[str, Any]:
-    """A hidden array's metadata in a compact store: those of `hidden_document`, its chunks compressed by blosc."""
-    blosc = {
-        "cname": BLOSC_NAME,
-        "clevel": BLOSC_LEVEL,
-        "shuffle": "shuffle",
-        "typesize": ITEM_BYTES[document["data_type"]],
-        "blocksize": BLOSC_BLOCK_BYTES,
-    }
+    """A compressed hidden array's metadata: those of `hidden_document`, its chunks compressed by blosc (see `chunk_codec`)."""
     chunk_shape = document["codecs"][0]["configuration"]["chunk_shape"]
-    return document | {"codecs": [_sharding(chunk_shape, [_BYTES, {"name": "blosc", "configuration": blosc}])]}
+    return document | {"codecs": [_sharding(chunk_shape, [_BYTES, _blosc(ITEM_BYTES[document["data_type"]])])]}
 
 
 def token_document(dtype: str, *, rows: int) -> dict[str, Any]:
@@ -179,14 +176,21 @@ def shards_of(row_start: int, rows: int, rows_per_shard: int) -> range:
 
 def is_uncompressed_sharding(codecs: Iterable[Any]) -> bool:
     """Whether an array's codecs are those of `hidden_document`: then a sample is a byte range of a shard object."""
+    return compression_of(codecs) == UNCOMPRESSED
+
+
+def compression_of(codecs: Iterable[Any]) -> str | None:
+    """What a job would call a hidden array's codecs: UNCOMPRESSED, or ZSTD for `compact_document`'s. None: no job writes such."""
     chain = list(codecs)
     if len(chain) != 1 or chain[0].get("name") != "sharding_indexed":
-        return False
+        return None
     configuration = chain[0].get("configuration", {})
-    wanted = _sharding([], [_BYTES])["configuration"]
-    return configuration.get("index_location", "end") == "end" and all(
-        configuration.get(key) == wanted[key] for key in ("codecs", "index_codecs")
-    )
+    wanted = _sharding([], [])["configuration"]
+    if configuration.get("index_location", "end") != "end" or configuration.get("index_codecs") != wanted["index_codecs"]:
+        return None
+    if configuration.get("codecs") == [_BYTES]:
+        return UNCOMPRESSED
+    return ZSTD if configuration.get("codecs") in [[_BYTES, _blosc(size)] for size in set(ITEM_BYTES.values())] else None
 
 
 def is_token_sharding(document: dict[str, Any]) -> bool:
@@ -210,6 +214,17 @@ def _serializer(dtype: str) -> dict[str, Any]:
     if dtype == "string":
         return {"name": "vlen-utf8"}
     return _SINGLE_BYTES if dtype == "uint8" else _BYTES
+
+
+def _blosc(item_bytes: int) -> dict[str, Any]:
+    configuration = {
+        "cname": BLOSC_NAME,
+        "clevel": BLOSC_LEVEL,
+        "shuffle": "shuffle",
+        "typesize": item_bytes,
+        "blocksize": BLOSC_BLOCK_BYTES,
+    }
+    return {"name": "blosc", "configuration": configuration}
 
 
 def _sharding(chunk_shape: list[int], codecs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 FinalName = Literal["post_norm", "pre_norm", "both", "none"]
+CompressionName = Literal["none", "zstd"]
 DtypeName = Literal["bfloat16", "float16", "float32"]
 
 
@@ -92,6 +93,9 @@ class JobRequest(Request):
     priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first.")
     capture: Capture = Capture()
     placement: PlacementChoice = PlacementChoice()
+    compression: CompressionName = Field(
+        default="none", description="Of the hidden states: `zstd` takes about 0.7 of the space, and a core for every 0.2 GB/s."
+    )
     on_over_long: Literal["fail", "truncate", "skip"] = "fail"
     ignore_space: bool = Field(default=False, description="Accept the job even if the store lacks the space.")
 
@@ -111,7 +115,7 @@ class Progress(Answer):
     samples: SampleCounts
     tokens_total: int
     tokens_stored: int
-    bytes_total: int = Field(description="Bytes of hidden states that the whole job needs.")
+    bytes_total: int = Field(description="Bytes of hidden states that the whole job needs, uncompressed.")
     bytes_stored: int
     units_total: int
     units_committed: int
@@ -145,6 +149,7 @@ class Job(Answer):
     final: FinalName
     dtype: DtypeName
     identity: Literal["tokens", "count"]
+    compression: CompressionName = "none"
     progress: Progress
     failures: dict[str, int] = Field(description="Failed and skipped samples by reason.")
     workers: dict[str, dict[str, int]] = Field(

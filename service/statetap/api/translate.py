@@ -19,7 +19,7 @@ from statetap_client.schemas import (
 )
 
 from statetap.core.records import DatasetRecord, EventRecord, SampleRecord, SampleStatus, WorkerRecord
-from statetap.core.spec import AUX_HIDDEN_STATES, Final, Identity
+from statetap.core.spec import AUX_HIDDEN_STATES, Compression, Final, Identity
 from statetap.core.worker import WorkerState
 from statetap.runtime.views import JobSubmission, JobView, WorkerView
 
@@ -60,6 +60,7 @@ def submission(request: JobRequest) -> JobSubmission:
         seed=placement.seed,
         rows_per_shard=placement.rows_per_shard,
         rows_per_chunk=placement.rows_per_chunk,
+        compression=Compression(request.compression),
         on_over_long=request.on_over_long,
         ignore_space=request.ignore_space,
     )
@@ -121,6 +122,7 @@ def job(view: JobView) -> Job:
             "final": spec.capture.final.value,
             "dtype": spec.model.dtype,
             "identity": spec.identity.value,
+            "compression": spec.compression.value,
             "progress": progress(view),
             "failures": view.failures,
             "workers": {name: asdict(tally) for name, tally in view.workers.items()},

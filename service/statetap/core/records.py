@@ -7,7 +7,7 @@ from enum import IntEnum, StrEnum
 from typing import Any
 
 from statetap.core.placement import Geometry
-from statetap.core.spec import CaptureSpec, Identity, ModelFacts
+from statetap.core.spec import CaptureSpec, Compression, Identity, ModelFacts
 
 
 class SampleStatus(IntEnum):
@@ -72,6 +72,7 @@ class JobSpec:
     on_over_long: str
     first_row: int
     first_sample: int
+    compression: Compression = Compression.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

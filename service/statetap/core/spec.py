@@ -1,4 +1,4 @@
-"""What is captured, of which model, and how wide its rows are. Layer ids are in Statetap's convention (contract §1)."""
+"""What is captured, of which model, and how its rows are stored. Layer ids are in Statetap's convention (contract §1)."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ class Identity(StrEnum):
 
     TOKENS = "tokens"
     COUNT = "count"
+
+
+class Compression(StrEnum):
+    """How the hidden arrays' chunks are stored: as they are, or each compressed by zstd."""
+
+    NONE = "none"
+    ZSTD = "zstd"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from statetap.core.placement import Geometry
 from statetap.core.records import (
     ShardObject,
 )
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import Compression, HiddenArray
 
 
 class StoreError(Exception):
@@ -47,7 +47,7 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
-    """What a job needs of its store: at least `rows` rows and `samples` samples, these arrays, these attributes.
+    """What a job needs of its store: at least `rows` rows and `samples` samples, these arrays, so compressed, these attributes.
 
     Of `attributes`, `datasets` is a list that is appended to; `statetap_version` may differ; the others must be equal.
     """
@@ -57,6 +57,7 @@ class StorePlan:
     rows: int
     samples: int
     attributes: Mapping[str, Any]
+    compression: Compression = Compression.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class UnitWrite:
     rows: int
     fence: int
     segments: Sequence[Segment]
+    compression: Compression = Compression.NONE
 
 
 class ShardWriter(Protocol):

@@ -12,7 +12,7 @@ from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.placement import Geometry, Placement, choose_geometry, dataset_order, permutation, place
 from statetap.core.records import DatasetRecord, JobSpec, SampleRecord, SampleStatus, UnitRecord, UnitState
 from statetap.core.reservation import unit_dump_bytes
-from statetap.core.spec import CaptureSpec, Final, HiddenArray, Identity, preset
+from statetap.core.spec import CaptureSpec, Compression, Final, HiddenArray, Identity, preset
 from statetap.core.strict import tells_itself_apart
 from statetap.ports import OpenDataset, StoreFacts, TapSeen
 from statetap.runtime.dump_space import USABLE_BUDGET
@@ -21,6 +21,8 @@ from statetap.runtime.views import JobSubmission, RefusalKind, Refused
 # Of a dump budget, what one unit may take, so that the next one can be collected while it is written.
 UNIT_SHARE_OF_BUDGET = 0.25
 TOKEN_ROW_BYTES = 5
+# Each of the threads that write holds a chunk that it compresses three times.
+MOST_COMPRESSED_CHUNK_BYTES = 64 << 20
 SAMPLES_AT_ONCE = 1 << 14
 
 
@@ -157,6 +159,8 @@ def plan_job(
         Identity.TOKENS if all(t.identity is Identity.TOKENS for t in workers.taps) else Identity.COUNT
     )
     geometry = _geometry(submission, tap.capture, workers, arrays, facts)
+    if submission.compression is not Compression.NONE:
+        _require_small_chunks(geometry, arrays)
     lengths, reasons = _admit(submission, dataset, workers, arrays, identity)
     base = dataset_order(len(lengths)) if submission.order == "dataset" else permutation(len(lengths), submission.seed)
     order = [index for index in base if lengths[index] > 0]
@@ -176,6 +180,7 @@ def plan_job(
         on_over_long=submission.on_over_long,
         first_row=first_row,
         first_sample=0 if facts is None else facts.samples,
+        compression=submission.compression,
     )
     return Plan(spec, lengths, reasons, placement, stored_bytes(placement, lengths, geometry, row_bytes))
 
@@ -200,6 +205,19 @@ def _geometry(
     except ValueError as error:
         raise Refused(RefusalKind.INVALID, str(error), field="placement") from error
     return geometry
+
+
+def _require_small_chunks(geometry: Geometry, arrays: Sequence[HiddenArray]) -> None:
+    """Refused: chunks are compressed whole, in memory."""
+    nbytes = geometry.rows_per_chunk * max(array.row_bytes for array in arrays)
+    if nbytes > MOST_COMPRESSED_CHUNK_BYTES:
+        raise Refused(
+            RefusalKind.INVALID,
+            f"chunks of {geometry.rows_per_chunk} rows have {nbytes:,} bytes, and are compressed up to "
+            f"{MOST_COMPRESSED_CHUNK_BYTES:,}; choose a smaller rows_per_chunk (in a new store, if the store has it fixed), "
+            "or submit the job with compression 'none'",
+            field="placement",
+        )
 
 
 def _admit(
@@ -260,7 +278,7 @@ def _require_room(placement: Placement, lengths: Sequence[int], arrays: Sequence
 
 
 def stored_bytes(placement: Placement, lengths: NDArray[np.int64], geometry: Geometry, row_bytes: int) -> int:
-    """Bytes that the plan's hidden arrays and tokens will take: whole chunks, each once."""
+    """Bytes that the plan's hidden arrays and tokens will take at most, that is uncompressed: whole chunks, each once."""
     if not placement.order:
         return 0
     starts = np.asarray(placement.row_starts, dtype=np.int64)

@@ -22,6 +22,7 @@ def store_plan(spec: JobSpec, dataset: DatasetRecord, *, rows: int, samples: int
         geometry=spec.geometry,
         rows=rows,
         samples=samples,
+        compression=spec.compression,
         attributes={
             "format_version": STORE_FORMAT_VERSION,
             "statetap_version": version,

@@ -294,6 +294,7 @@ class UnitRun:
             rows=unit.rows,
             fence=self.lease.fence,
             segments=segments,
+            compression=self.spec.compression,
         )
         try:
             if self.lease.fence > 1 or self._writes:
@@ -323,9 +324,8 @@ class UnitRun:
         return segments
 
     async def _commit(self, verdicts: tuple[SampleVerdict, ...], objects: tuple[ShardObject, ...]) -> None:
-        report = self._work.report(
-            verdicts, self.samples.lengths, sum(array.row_bytes for array in self.arrays), self._norms.as_data()
-        )
+        row_bytes = self.spec.capture.row_bytes(self.spec.model)
+        report = self._work.report(verdicts, self.samples.lengths, row_bytes, self._norms.as_data())
         event = CommitEvent(events.UNIT_COMMITTED, report.as_event(self.id[1]))
         try:
             counts = await self._ports.ledger.commit_unit(

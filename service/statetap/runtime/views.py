@@ -8,7 +8,7 @@ from typing import Protocol
 
 from statetap.core.norms import NormSummary, RowKind
 from statetap.core.records import JobRecord, WorkerRecord
-from statetap.core.spec import Final, Identity, ModelFacts
+from statetap.core.spec import Compression, Final, Identity, ModelFacts
 from statetap.core.worker import WorkerState
 from statetap.ports import Page
 
@@ -49,6 +49,7 @@ class JobSubmission:
     seed: int = 0
     rows_per_shard: int | None = None
     rows_per_chunk: int | None = None
+    compression: Compression = Compression.NONE
     on_over_long: str = "fail"
     ignore_space: bool = False
 

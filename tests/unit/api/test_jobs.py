@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 import pytest
-from statetap.core.spec import Final, Identity
+from statetap.core.spec import Compression, Final, Identity
 from statetap.runtime.views import JobSubmission
 
 from tests.fakes.api_server import FakeService
@@ -18,6 +18,7 @@ async def test_a_submission_reaches_the_runtime_whole(http: aiohttp.ClientSessio
         "priority": 7,
         "capture": {"preset": "eagle3", "aux_layer_ids": [1, 14, 26], "final": "both", "identity": "count"},
         "placement": {"order": "permutation", "seed": 3, "rows_per_shard": 2048, "rows_per_chunk": 64},
+        "compression": "zstd",
         "on_over_long": "truncate",
         "ignore_space": True,
     }
@@ -39,12 +40,14 @@ async def test_a_submission_reaches_the_runtime_whole(http: aiohttp.ClientSessio
             seed=3,
             rows_per_shard=2048,
             rows_per_chunk=64,
+            compression=Compression.ZSTD,
             on_over_long="truncate",
             ignore_space=True,
         )
     ]
     assert body["progress"]["samples"] == {"total": 5, "pending": 5, "stored": 0, "failed": 0, "cancelled": 0, "skipped": 0}
     assert (body["state"], body["final"], body["identity"], body["finished_at"]) == ("running", "both", "count", None)
+    assert body["compression"] == "zstd"
 
 
 async def test_a_minimal_submission_leaves_the_rest_to_the_runtime(service: FakeService, job: str) -> None:

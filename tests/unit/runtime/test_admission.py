@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from statetap.core.records import JobState, SampleStatus
+from statetap.core.spec import Compression
 from statetap.ports import IdempotencyConflict, StoreError
 from statetap.runtime.views import JobSubmission, RefusalKind, Refused
 from statetap.telemetry import events
@@ -166,6 +167,17 @@ async def test_a_second_job_comes_after_the_first():
         world.assert_stored(first)
         world.assert_stored(second)
         assert world.logged(events.STORE_GROWN)[0]["job"] == second
+
+
+async def test_a_job_that_compresses_says_so_to_the_store_and_with_every_unit():
+    async with running(FakeWorker("a")) as world:
+        job = await world.submit(3, 20, compression=Compression.ZSTD)
+        world.assert_stored(job)
+        assert world.store.groups[STORE].compression is Compression.ZSTD
+        assert {unit.compression for unit in world.writer.written} == {Compression.ZSTD}
+        refused = await refusal(world.submit(5))
+        assert (refused.kind, refused.field) == (RefusalKind.CONFLICT, "store")
+        assert "the store has compression = 'zstd', the job needs 'none'; use another store, or make the job" in refused.detail
 
 
 async def test_tokens_and_masks_are_written_before_the_first_unit():

@@ -7,7 +7,7 @@ import pytest
 from statetap.core.placement import permutation
 from statetap.core.records import SampleStatus
 from statetap.core.reservation import unit_dump_bytes
-from statetap.core.spec import CaptureSpec, Final, Identity
+from statetap.core.spec import CaptureSpec, Compression, Final, Identity
 from statetap.ports import StoreFacts
 from statetap.runtime.planning import Workers, plan_job, resolve_capture
 from statetap.runtime.views import JobSubmission, RefusalKind, Refused
@@ -66,6 +66,18 @@ def test_a_geometry_that_does_not_divide_is_refused():
     refused = refusal(3, rows_per_shard=10, rows_per_chunk=4)
     assert (refused.kind, refused.field) == (RefusalKind.INVALID, "placement")
     assert "rows_per_shard 10 must be a multiple of rows_per_chunk, 4" in refused.detail
+
+
+def test_chunks_that_are_compressed_must_fit_in_memory_three_times():
+    chunk = (64 << 20) // max(array.row_bytes for array in ARRAYS)
+    for rows in (chunk, chunk + 1):
+        made, _ = plan(3, rows_per_chunk=rows, rows_per_shard=rows)
+        assert made.spec.compression is Compression.NONE
+    made, _ = plan(3, rows_per_chunk=chunk, rows_per_shard=chunk, compression=Compression.ZSTD)
+    assert made.spec.compression is Compression.ZSTD
+    refused = refusal(3, rows_per_chunk=chunk + 1, rows_per_shard=chunk + 1, compression=Compression.ZSTD)
+    assert (refused.kind, refused.field) == (RefusalKind.INVALID, "placement")
+    assert "up to 67,108,864; choose a smaller rows_per_chunk" in refused.detail
 
 
 def test_an_existing_store_gives_the_geometry_and_the_job_comes_after_it():

@@ -75,7 +75,7 @@ class TestSubmit:
     def test_all_its_options_reach_the_service(self, run: Run, served: ServedInThread, file: str) -> None:
         what = ("--preset", "eagle3", "--layers", "1,14,26", "--final", "both", "--identity", "count")
         where = ("--order", "permutation", "--seed", "3", "--rows-per-shard", "2048", "--rows-per-chunk", "64")
-        how = ("--name", "night run", "--priority", "7", "--on-over-long", "skip", "--ignore-space")
+        how = ("--compression", "zstd", "--name", "night run", "--priority", "7", "--on-over-long", "skip", "--ignore-space")
         sent = ("--model", "org/other", "--gzip")
         ran = run("submit", file, "--store", "s.zarr", *what, *where, *how, *sent, "--no-wait")
         assert ran.code == 0
@@ -87,6 +87,7 @@ class TestSubmit:
             Identity.COUNT,
         )
         assert (asked.order, asked.seed, asked.rows_per_shard, asked.rows_per_chunk) == ("permutation", 3, 2048, 64)
+        assert asked.compression == "zstd"
         assert (asked.name, asked.priority, asked.on_over_long, asked.ignore_space) == ("night run", 7, "skip", True)
         (dataset,) = served.service.ledger.dataset_records.values()
         assert (dataset.name, dataset.model) == ("night run", "org/other")

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ import zarr
 from numcodecs.blosc import Blosc
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
+from statetap.core.spec import Compression
 from statetap.ports import StoreMismatch, StorePlan
+from statetap_client import chunk_codec, compact_shards, layout
 from statetap_client import compact as compacting
-from statetap_client import compact_shards, layout
 from statetap_client.compact import CannotCompact, compact
 from statetap_client.compact_shards import CorruptSample, PlacedSample, shard_runs
 from statetap_client.reader import NotAStore, StoreReader
@@ -125,14 +127,14 @@ def test_a_lost_or_torn_object_is_not_read_as_zeros(source, tmp_path, damage):
 
 def test_what_the_codec_breaks_is_found_too(source, tmp_path, monkeypatch):
     class Forgetful:
-        encode = staticmethod(compact_shards._BLOSC.encode)
+        encode = staticmethod(chunk_codec._BLOSC.encode)
 
         @staticmethod
         def decode(encoded, out):
-            compact_shards.Blosc().decode(encoded, out=out)
+            Blosc().decode(encoded, out=out)
             out[0] ^= 1
 
-    monkeypatch.setattr(compact_shards, "_BLOSC", Forgetful)
+    monkeypatch.setattr(chunk_codec, "_BLOSC", Forgetful)
     with pytest.raises(CorruptSample):
         compact(source, tmp_path / "c")
 
@@ -297,13 +299,14 @@ def test_consolidated_metadata_do_not_tell_of_codecs_that_are_gone(source, tmp_p
     assert files_of(source) == files_of(tmp_path / "kept")
 
 
-async def test_a_job_does_not_write_to_a_compact_store(source, tmp_path):
+async def test_only_a_job_that_compresses_writes_to_a_compact_store(source, tmp_path):
     compact(source, tmp_path / "c")
     wanted = attributes(rows_per_shard=GEOMETRY.rows_per_shard, rows_per_chunk=GEOMETRY.rows_per_chunk)
     plan = StorePlan(arrays=ARRAYS, geometry=GEOMETRY, rows=1024, samples=9, attributes=wanted)
     await ZarrStore().check(str(source), plan)
-    with pytest.raises(StoreMismatch, match="codecs"):
+    with pytest.raises(StoreMismatch, match="compression = 'zstd', the job needs 'none'"):
         await ZarrStore().check(str(tmp_path / "c"), plan)
+    await ZarrStore().check(str(tmp_path / "c"), replace(plan, compression=Compression.ZSTD))
 
 
 def test_runs_are_the_shards_that_samples_share():

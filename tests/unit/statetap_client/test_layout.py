@@ -1,17 +1,22 @@
 """The layout's documents: what zarr-python and tensorstore make of them."""
 
 import json
+from typing import get_args
 
 import numpy as np
 import pytest
 import tensorstore
 import zarr
 from statetap.core.records import SampleStatus
-from statetap.core.spec import AUX_HIDDEN_STATES, ITEM_BYTES, LAST_HIDDEN_STATES, LAST_HIDDEN_STATES_PRENORM
+from statetap.core.spec import AUX_HIDDEN_STATES, ITEM_BYTES, LAST_HIDDEN_STATES, LAST_HIDDEN_STATES_PRENORM, Compression
 from statetap_client import layout
+from statetap_client.schemas import CompressionName
 
 DOCUMENTS = {
     "aux": layout.hidden_document((3, 8), "bfloat16", rows=100, rows_per_shard=32, rows_per_chunk=8),
+    "compressed": layout.compact_document(
+        layout.hidden_document((3, 8), "bfloat16", rows=100, rows_per_shard=32, rows_per_chunk=8)
+    ),
     "last": layout.hidden_document((8,), "float16", rows=100, rows_per_shard=32, rows_per_chunk=8),
     **{name: layout.token_document(dtype, rows=100) for name, dtype in layout.TOKEN_ARRAYS.items()},
     **{name: layout.sample_document(name, samples=7) for name in layout.SAMPLE_ARRAYS},
@@ -85,7 +90,19 @@ def test_only_uncompressed_sharding_may_be_read_by_range(tmp_path) -> None:
     assert layout.is_uncompressed_sharding(json.loads((tmp_path / "t" / "zarr.json").read_text())["codecs"])
 
 
+def test_codecs_are_called_what_a_job_calls_them(tmp_path) -> None:
+    compressed = layout.compact_document(DOCUMENTS["aux"])
+    assert layout.compression_of(DOCUMENTS["aux"]["codecs"]) == Compression.NONE
+    assert layout.compression_of(compressed["codecs"]) == Compression.ZSTD
+    assert layout.compression_of(DOCUMENTS["input_ids"]["codecs"]) is None
+    other = json.loads(json.dumps(compressed["codecs"]))
+    other[0]["configuration"]["codecs"][1]["configuration"]["clevel"] = 9
+    assert layout.compression_of(other) is None
+    assert layout.compression_of([]) is None
+
+
 def test_both_sides_agree() -> None:
+    assert set(get_args(CompressionName)) == {layout.UNCOMPRESSED, layout.ZSTD} == set(Compression)
     assert {status.name: status.value for status in layout.Status} == {s.name: s.value for s in SampleStatus}
     assert layout.HIDDEN_ARRAYS == (AUX_HIDDEN_STATES, LAST_HIDDEN_STATES, LAST_HIDDEN_STATES_PRENORM)
     assert layout.ITEM_BYTES == ITEM_BYTES

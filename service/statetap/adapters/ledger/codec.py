@@ -7,7 +7,7 @@ from typing import Any
 
 from statetap.core.placement import Geometry
 from statetap.core.records import JobSpec
-from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
+from statetap.core.spec import CaptureSpec, Compression, Final, Identity, ModelFacts
 
 
 def encode_spec(spec: JobSpec) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def encode_spec(spec: JobSpec) -> dict[str, Any]:
         "on_over_long": spec.on_over_long,
         "first_row": spec.first_row,
         "first_sample": spec.first_sample,
+        "compression": spec.compression.value,
     }
 
 
@@ -63,4 +64,6 @@ def decode_spec(data: Mapping[str, Any]) -> JobSpec:
         on_over_long=data["on_over_long"],
         first_row=data["first_row"],
         first_sample=data["first_sample"],
+        # Jobs from before there was any have none.
+        compression=Compression(data.get("compression", Compression.NONE)),
     )

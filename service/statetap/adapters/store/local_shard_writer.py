@@ -2,7 +2,8 @@
 
 Two phases: first all objects of the unit under temporary names, fsynced; then each gets its final name by `link`, which never
 replaces. A temporary name starts with a dot and carries the fence, next to the final one: `c/7/0/.0.<fence>.partial`. Whatever
-fails, what this attempt made is removed again. The work runs in a few threads; it holds no copy of any payload.
+fails, what this attempt made is removed again. The work runs in a few threads; it holds no copy of any payload, but for one chunk
+a thread where chunks are compressed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from statetap.adapters.store.shard_objects import write_object
 from statetap.adapters.store.write_ways import ways
 from statetap.core.placement import Geometry
 from statetap.core.records import ShardObject
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import StoreError, UnitWrite
 
 T = TypeVar("T")
@@ -158,10 +159,11 @@ class _Attempt:
         # A fence is held once: a file of this name is what a killed process left.
         temporary.unlink(missing_ok=True)
         hasher = xxhash.xxh3_64(seed=0)
-        nbytes = plan.nbytes
-        file = object_files.create(temporary, nbytes, self._way(temporary.parent))
+        # How large it will be compressed is not known: then no space is an error in its middle.
+        expected = plan.nbytes if plan.compression is Compression.NONE else 0
+        file = object_files.create(temporary, expected, self._way(temporary.parent))
         try:
-            write_object(plan, file, hasher, mappings, self._check)
+            nbytes = write_object(plan, file, hasher, mappings, self._check)
         finally:
             file.close()
         return ShardObject(key=plan.key, nbytes=nbytes, digest=hasher.intdigest())

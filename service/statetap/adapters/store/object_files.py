@@ -27,15 +27,15 @@ class ObjectFile(Protocol):
         """Put `buffers`, at most WINDOW_BYTES in all, behind what is there. They are not used any more when this returns."""
         ...
 
-    def finish(self) -> None:
-        """Make it durable; its size is what was written."""
+    def finish(self) -> int:
+        """Make it durable; its size, which is returned, is what was written."""
         ...
 
     def close(self) -> None: ...
 
 
 def create(path: Path, nbytes: int, alignment: Alignment | None) -> ObjectFile:
-    """A new file of `nbytes` to be, past the page cache where there is an `alignment`.
+    """A new file of `nbytes` to be (0: not known), past the page cache where there is an `alignment`.
 
     Raises:
         FileExistsError: something has that name.
@@ -64,10 +64,11 @@ class CachedFile:
         # For dirty pages Linux takes this as a request to write them out.
         os.posix_fadvise(self.descriptor, 0, self._position, os.POSIX_FADV_DONTNEED)
 
-    def finish(self) -> None:
+    def finish(self) -> int:
         os.ftruncate(self.descriptor, self._position)
         os.fsync(self.descriptor)
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return self._position
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -97,7 +98,7 @@ class DirectFile:
                 self._append(buffer)
         self._flush()
 
-    def finish(self) -> None:
+    def finish(self) -> int:
         nbytes = self._written + self._filled
         if self._filled:
             self._bounce[self._filled : self._block] = 0
@@ -105,6 +106,7 @@ class DirectFile:
             self._flush()
         os.ftruncate(self.descriptor, nbytes)
         os.fsync(self.descriptor)
+        return nbytes
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from statetap_client import layout, sharding
 
 from statetap.adapters.store.object_files import WINDOW_BYTES
 from statetap.core.placement import Geometry
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import Segment, UnitWrite
 
 _ZEROS = memoryview(bytes(1 << 20))
@@ -22,7 +24,7 @@ _ZEROS = memoryview(bytes(1 << 20))
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one shard: `data` goes to row `row` of the shard."""
+    """Rows of one shard or chunk: `data` goes to its row `row`."""
 
     row: int
     data: memoryview
@@ -36,16 +38,28 @@ class ShardPlan:
     array: HiddenArray
     geometry: Geometry
     pieces: tuple[Piece, ...]
+    compression: Compression = Compression.NONE
 
     @property
     def nbytes(self) -> int:
-        """The object's size: its chunks that are there, and the index."""
+        """The object's size, uncompressed: its chunks that are there, and the index."""
         present = self._present()
-        chunk_bytes = self.geometry.rows_per_chunk * self.array.row_bytes
-        return int(np.count_nonzero(present)) * chunk_bytes + sharding.index_bytes(len(present))
+        return int(np.count_nonzero(present)) * self.chunk_bytes + sharding.index_bytes(len(present))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A chunk's size, uncompressed."""
+        return self.geometry.rows_per_chunk * self.array.row_bytes
+
+    def chunks(self) -> Iterator[tuple[int, list[Piece]]]:
+        """The chunks that are there, in order, each its number in the shard and its pieces, whose rows count from its first."""
+        size, row_bytes = self.geometry.rows_per_chunk, self.array.row_bytes
+        cut = (part for piece in self.pieces for part in _cut_rows(piece.row, piece.data, row_bytes, size))
+        for chunk, parts in groupby(cut, key=itemgetter(0)):
+            yield chunk, [piece for _, piece in parts]
 
     def windows(self) -> Iterator[list[memoryview]]:
-        """The object's bytes in order, as many buffers at a time as make WINDOW_BYTES or less."""
+        """The uncompressed object's bytes in order, as many buffers at a time as make WINDOW_BYTES or less."""
         window: list[memoryview] = []
         nbytes = 0
         for buffer in self.buffers():
@@ -57,13 +71,13 @@ class ShardPlan:
         yield window
 
     def buffers(self) -> Iterator[memoryview]:
-        """The object's bytes in order, in buffers of at most WINDOW_BYTES."""
+        """The uncompressed object's bytes in order, in buffers of at most WINDOW_BYTES."""
         row_bytes = self.array.row_bytes
         chunk_rows = self.geometry.rows_per_chunk
         row = 0
         for piece in self.pieces:
             yield from _zeros(self._gap_rows(row, piece.row) * row_bytes)
-            yield from _windows(piece.data)
+            yield from in_windows(piece.data)
             row = piece.row + len(piece.data) // row_bytes
         yield from _zeros(-row % chunk_rows * row_bytes)
         yield memoryview(sharding.encode_index(self._present(), chunk_rows * row_bytes))
@@ -100,7 +114,7 @@ def plan_shards(unit: UnitWrite) -> list[ShardPlan]:
         pieces = _cut(array, [s for s in unit.segments if s.array == array.name], unit.rows, shard_rows)
         for shard in sorted(pieces):
             key = layout.shard_key(array.name, first_shard + shard, array.row_shape)
-            plans.append(ShardPlan(key, array, unit.geometry, tuple(pieces[shard])))
+            plans.append(ShardPlan(key, array, unit.geometry, tuple(pieces[shard]), unit.compression))
     return plans
 
 
@@ -119,17 +133,23 @@ def _cut(array: HiddenArray, segments: Sequence[Segment], unit_rows: int, shard_
                 f"are out of order, or leave the unit's {unit_rows} rows"
             )
         free_from = segment.row + rows
-        done = 0
-        while done < rows:
-            shard, row = divmod(segment.row + done, shard_rows)
-            count = min(rows - done, shard_rows - row)
-            piece = data[done * array.row_bytes : (done + count) * array.row_bytes]
-            pieces.setdefault(shard, []).append(Piece(row, piece))
-            done += count
+        for shard, piece in _cut_rows(segment.row, data, array.row_bytes, shard_rows):
+            pieces.setdefault(shard, []).append(piece)
     return pieces
 
 
-def _windows(data: memoryview) -> Iterator[memoryview]:
+def _cut_rows(row: int, data: memoryview, row_bytes: int, size: int) -> Iterator[tuple[int, Piece]]:
+    """Rows from `row` on, cut where a part of `size` rows ends: the parts' numbers, and what lies in each."""
+    rows, done = len(data) // row_bytes, 0
+    while done < rows:
+        part, first = divmod(row + done, size)
+        count = min(rows - done, size - first)
+        yield part, Piece(first, data[done * row_bytes : (done + count) * row_bytes])
+        done += count
+
+
+def in_windows(data: memoryview) -> Iterator[memoryview]:
+    """`data` in buffers of at most WINDOW_BYTES."""
     for start in range(0, len(data), WINDOW_BYTES):
         yield data[start : start + WINDOW_BYTES]
 

@@ -20,6 +20,7 @@ from statetap.adapters.store.durable_files import as_store_error, make_directori
 from statetap.adapters.store.locations import local_path
 from statetap.adapters.store.sample_columns import write_sample_columns
 from statetap.adapters.store.token_shards import write_token_blocks
+from statetap.core.spec import Compression
 from statetap.ports import SampleColumns, StoreError, StoreFacts, StoreMismatch, StorePlan, TokenBlock
 
 _STATUS = f"{layout.SAMPLES_GROUP}/status"
@@ -136,13 +137,14 @@ def _documents(plan: StorePlan, existing: dict[str, Any]) -> dict[str, Any]:
     geometry = plan.geometry
     documents: dict[str, Any] = {}
     for array in plan.arrays:
-        documents[array.name] = layout.hidden_document(
+        document = layout.hidden_document(
             array.row_shape,
             array.dtype,
             rows=rows,
             rows_per_shard=geometry.rows_per_shard,
             rows_per_chunk=geometry.rows_per_chunk,
         )
+        documents[array.name] = layout.compact_document(document) if plan.compression is Compression.ZSTD else document
     for name, dtype in layout.TOKEN_ARRAYS.items():
         documents[name] = layout.token_document(dtype, rows=rows)
     documents[layout.SAMPLES_GROUP] = layout.group_document()
@@ -166,11 +168,20 @@ def _check_arrays(root: Path, existing: dict[str, Any], wanted: dict[str, Any]) 
     if _STATUS in existing and (missing := sorted(arrays.keys() - existing.keys())):
         raise StoreError(f"the store at {root} has lost {', '.join(missing)}: restore the metadata, or use another store")
     for name, document in existing.items():
+        if name in layout.HIDDEN_ARRAYS:
+            _check_compression(document, arrays[name])
         for field in sorted(document.keys() | arrays[name].keys()):
             if field == "shape":
                 continue
             if document.get(field) != arrays[name].get(field):
                 raise StoreMismatch(f"{name}: {field}", document.get(field), arrays[name].get(field))
+
+
+def _check_compression(stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Told by the name that a job has for it; codecs that no job writes are left to be compared in full."""
+    has, needs = (layout.compression_of(document.get("codecs", [])) for document in (stored, wanted))
+    if has is not None and has != needs:
+        raise StoreMismatch("compression", has, needs)
 
 
 def _with_datasets(stored: Any, wanted: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import weakref
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from statetap.adapters.store.direct_io import direct_alignment
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
-from statetap.core.spec import HiddenArray
+from statetap.core.records import ShardObject
+from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import Segment, StoreError, StoreFull, StorePlan, UnitWrite
 
 from tests.fakes.store_on_disk import AUX, LAST, as_view, attributes, random_rows
@@ -28,16 +30,30 @@ ARRAYS = (HiddenArray(AUX, (2, 4), "bfloat16"), HiddenArray(LAST, (4,), "bfloat1
 GEOMETRY = Geometry(rows_per_shard=8, rows_per_chunk=2, alignment=2)
 
 
+class Writer(LocalShardWriter):
+    """Writes every unit with one compression."""
+
+    compression = Compression.NONE
+
+    def write(self, unit: UnitWrite) -> Awaitable[tuple[ShardObject, ...]]:
+        return super().write(replace(unit, compression=self.compression))
+
+
+@pytest.fixture(params=Compression)
+def compression(request) -> Compression:
+    return request.param
+
+
 @pytest.fixture
-async def location(tmp_path) -> str:
+async def location(tmp_path, compression) -> str:
     path = str(tmp_path / "store")
-    plan = StorePlan(arrays=ARRAYS, geometry=GEOMETRY, rows=32, samples=1, attributes=attributes())
+    plan = StorePlan(arrays=ARRAYS, geometry=GEOMETRY, rows=32, samples=1, attributes=attributes(), compression=compression)
     await ZarrStore().prepare(path, plan)
     return path
 
 
 @pytest.fixture(params=["direct", "cached"])
-def writer(request, location):
+def writer(request, location, compression):
     """Both ways of writing, on whatever disk the tests run on."""
     alignment = None
     if request.param == "direct":
@@ -45,7 +61,8 @@ def writer(request, location):
             alignment = direct_alignment(file.fileno())
         if alignment is None:
             pytest.skip("this file system has no O_DIRECT")
-    writer = LocalShardWriter(way=lambda _: alignment)
+    writer = Writer(way=lambda _: alignment)
+    writer.compression = compression
     yield writer
     writer.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from statetap.adapters.store.direct_io import Alignment, direct_alignment
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
-from statetap.core.spec import HiddenArray
+from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import Segment, StorePlan, TokenBlock, UnitWrite
 
 from tests.fakes.power_cut import power_cut
@@ -37,10 +38,24 @@ def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalShar
     writer.close()
 
 
-def unit_of(root: Path) -> UnitWrite:
+@pytest.fixture(params=Compression)
+def compression(request: pytest.FixtureRequest) -> Compression:
+    return request.param
+
+
+def unit_of(root: Path, compression: Compression) -> UnitWrite:
     random = np.random.default_rng(0)
     segments = [Segment(array.name, 0, as_view(random_rows(array, 11, random))) for array in ARRAYS]
-    return UnitWrite(location=str(root), arrays=ARRAYS, geometry=GEOMETRY, row_start=0, rows=16, fence=1, segments=segments)
+    return UnitWrite(
+        location=str(root),
+        arrays=ARRAYS,
+        geometry=GEOMETRY,
+        row_start=0,
+        rows=16,
+        fence=1,
+        segments=segments,
+        compression=compression,
+    )
 
 
 def objects(files: dict[str, bytes]) -> dict[str, bytes]:
@@ -55,22 +70,22 @@ def restored(files: dict[str, bytes], to: Path) -> Path:
     return to
 
 
-async def test_what_a_commit_may_be_recorded_of_survives(tmp_path, writer, monkeypatch) -> None:
+async def test_what_a_commit_may_be_recorded_of_survives(tmp_path, writer, compression, monkeypatch) -> None:
     root = tmp_path / "store"
-    await ZarrStore().prepare(str(root), PLAN)
+    await ZarrStore().prepare(str(root), replace(PLAN, compression=compression))
     with power_cut(monkeypatch, root) as cut:
-        written = await writer.write(unit_of(root))
+        written = await writer.write(unit_of(root, compression))
     left = cut.leaves()
     assert {o.key: xxhash.xxh3_64_intdigest(left.get(o.key, b"")) for o in written} == {o.key: o.digest for o in written}
 
 
-async def test_no_moment_leaves_half_of_an_object_under_its_name(tmp_path, writer, monkeypatch) -> None:
+async def test_no_moment_leaves_half_of_an_object_under_its_name(tmp_path, writer, compression, monkeypatch) -> None:
     root = tmp_path / "store"
-    await ZarrStore().prepare(str(root), PLAN)
+    await ZarrStore().prepare(str(root), replace(PLAN, compression=compression))
     seen: list[dict[str, bytes]] = []
 
     with power_cut(monkeypatch, root, lambda cut: seen.append(objects(cut.leaves()))) as cut:
-        await writer.write(unit_of(root))
+        await writer.write(unit_of(root, compression))
     whole = objects(cut.leaves())
     assert len(seen) == cut.syncs > 2 * len(whole) > 0
     assert all(whole[name] == data for left in seen for name, data in left.items())
