@@ -105,6 +105,9 @@ class Database:
             # Looked at, so that nobody complains of an exception that was never retrieved.
             running.exception()
             raise
+        finally:
+            # An error's traceback holds this frame, which would hold the error, and with it all that its callers hold.
+            del running
 
     def _transact(self, engine: Engine, transaction: Callable[[Connection], T], abandoned: Event) -> T:
         with self._failures(), engine.begin() as connection:
