@@ -22,5 +22,7 @@ def test_a_service_under_a_trickle_of_faults_keeps_nothing_and_stores_nothing_wr
     with soaking(SHORT, tmp_path) as soak:
         soaked = soak.run()
     assert [criterion for criterion in soaked.short if criterion.name not in TOO_EARLY] == []
-    assert (soaked.kills, soaked.stored) == (1, 200)
+    assert soaked.kills == 1
+    # One sample in two thousand meets a fault at each of its four attempts, and fails for that reason.
+    assert soaked.stored >= 196
     assert soaked.faults.total() >= 10
