@@ -85,7 +85,7 @@ def draw(seed: int, *, may_mount: bool, costly: bool) -> Draw:
     elif kind < 0.65:
         drawn.death = Death(random.choice(list(STEPS)), random.choice(("before", "after")), random.choice((1, 1, 2, 3, 5)))
     for _ in range(random.randint(0 if kind < 0.65 else 1, 2 if kind < 0.65 else 3)):
-        drawn.faults[random.randrange(count)] = random.choice(list(FAULTS.keys() - {"error 400"}))
+        drawn.faults[random.randrange(count)] = random.choice(sorted(FAULTS.keys() - {"error 400"}))
     if random.random() < 0.12:
         drawn.doomed[random.randrange(count)] = random.choice(DOOMS)
     return drawn
