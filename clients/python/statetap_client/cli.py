@@ -31,6 +31,7 @@ class Commands(LazyGroup):
         "samples": "statetap_client.commands_jobs:samples",
         "workers": "statetap_client.commands_workers:workers",
         "verify": "statetap_client.commands_verify:verify",
+        "compact": "statetap_client.commands_compact:compact",
     }
 
 

@@ -43,6 +43,10 @@ SAMPLES_PER_CHUNK = 1 << 14
 
 _ZSTD = {"name": "zstd", "configuration": {"level": 3, "checksum": False}}
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+# Of a compact store's chunks. Level 1 and blocks of 1 MiB: higher levels and smaller blocks cost more than they save.
+BLOSC_NAME = "zstd"
+BLOSC_LEVEL = 1
+BLOSC_BLOCK_BYTES = 1 << 20
 # One byte has no byte order.
 _SINGLE_BYTES = {"name": "bytes"}
 
@@ -124,6 +128,19 @@ def hidden_document(
         codecs=[_sharding([rows_per_chunk, *row_shape], [_BYTES])],
         dimensions=hidden_dimensions(row_shape),
     )
+
+
+def compact_document(document: dict[str, Any]) -> dict[str, Any]:
+    """A hidden array's metadata in a compact store: those of `hidden_document`, its chunks compressed by blosc."""
+    blosc = {
+        "cname": BLOSC_NAME,
+        "clevel": BLOSC_LEVEL,
+        "shuffle": "shuffle",
+        "typesize": ITEM_BYTES[document["data_type"]],
+        "blocksize": BLOSC_BLOCK_BYTES,
+    }
+    chunk_shape = document["codecs"][0]["configuration"]["chunk_shape"]
+    return document | {"codecs": [_sharding(chunk_shape, [_BYTES, {"name": "blosc", "configuration": blosc}])]}
 
 
 def token_document(dtype: str, *, rows: int) -> dict[str, Any]:
