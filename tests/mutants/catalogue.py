@@ -3,6 +3,7 @@
 from tests.mutants import (
     blame,
     chaos,
+    compacting,
     core_evidence,
     core_machines,
     data_plane,
@@ -20,6 +21,7 @@ from tests.mutants import (
 CATALOGUE = (
     *blame.MUTANTS,
     *chaos.MUTANTS,
+    *compacting.MUTANTS,
     *core_evidence.MUTANTS,
     *core_machines.MUTANTS,
     *data_plane.MUTANTS,

@@ -61,7 +61,7 @@ class _StoppedError(Exception):
 def compact(
     source: Path, target: Path, *, threads: int | None = None, progress: Progress = lambda done, total: None
 ) -> CompactReport:
-    """Write a compact store of the one at `source` to `target`. Each of `threads` (one a core, at most 8) holds a shard in memory.
+    """Write a compact store of the one at `source` to `target`; each of `threads` (one a core, at most 8) has a shard in memory.
 
     Samples that are stored when it begins are in it; of others it has the status, and no rows.
 
@@ -71,7 +71,7 @@ def compact(
         CannotCompact: the source is compressed already, or grows; the target exists or is inside of it, or the disk lacks room.
         OSError: reading or writing failed.
     """
-    source, target = source.resolve(), Path(os.path.abspath(target))
+    source, target = source.resolve(), target.parent.resolve() / target.name
     StoreReader(source)
     _refuse_nesting(source, target)
     documents = _documents(source)

@@ -25,7 +25,7 @@ class UnpublishedStore:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.path = target.with_name(f".{target.name}.partial")
+        self.path = target.parent / f".{target.name}.partial"
         self._is_published = False
 
     def __enter__(self) -> Self:
