@@ -205,16 +205,15 @@ def test_a_store_that_grows_meanwhile_is_refused(source, tmp_path, monkeypatch):
 def test_statuses_are_read_before_what_they_vouch_for_while_a_job_goes_on(source, tmp_path, monkeypatch):
     """The job commits sample 3 between two of the files that are copied."""
     read_bytes = Path.read_bytes
-    compact(source, tmp_path / "wanted")
     digests = read_bytes(source / "samples/digest/c/0")
-    column = zarr.open_array(source / "samples/digest", mode="r+")
-    column[3] = 5
+    zarr.open_array(source / "samples/digest", mode="r+")[3] = 5
     later = read_bytes(source / "samples/digest/c/0")
     (source / "samples/digest/c/0").write_bytes(digests)
 
     def read(path):
         data = read_bytes(path)
-        if path == source / "samples/digest/c/0":
+        # zarr-python reads it too, when the source is opened.
+        if path == source / "samples/digest/c/0" and (tmp_path / ".c.partial").exists():
             path.write_bytes(later)
             zarr.open_array(source / "samples/status", mode="r+")[3] = layout.Status.STORED
         return data
