@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         name="free-files-are-not-room",
         file="clients/sglang/statetap_sglang/publisher.py",
-        old="> 0 and self._free.remove(excess):\n",
+        old="> 0 and self._remove_free(excess):\n",
         new="> 0 and False:\n",
         catcher=tests(PUBLISHER, "-k", "before_a_capture_is_refused"),
         breaks="no capture is lost for want of room that free files hold",

@@ -1,7 +1,7 @@
 """The one thread that publishes: it takes jobs in order, and whatever goes wrong with one becomes that capture's error record.
 
-The forward path only puts jobs into its queue, which never waits: jobs with states are bounded by the ring, and losses that
-come faster than they can be recorded are counted.
+The forward path only puts jobs into its queue, which never waits: jobs with states are bounded by the ring and the pinned files,
+and losses that come faster than they can be recorded are counted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Protocol
 
 from statetap_sglang.checks import CaptureFailed
 from statetap_sglang.format import DumpMetadata, TensorView
+from statetap_sglang.pinned_files import Landing
 from statetap_sglang.publisher import PublishError
 from statetap_sglang.snapshot import Arrival
 
 log = logging.getLogger("statetap")
 
 MAX_WAITING = 8192
+# Pinned files are tended after every pass, and so often where there is none.
+TEND_SECONDS = 10.0
 
 
 class Publisher(Protocol):
@@ -31,14 +34,26 @@ class Publisher(Protocol):
     def publish_error(self, rid: str, reason: str, number: int | None = None) -> None: ...
 
 
+class InPlace(Protocol):
+    """What it uses of `InPlacePublisher`, too."""
+
+    def publish_in_place(self, metadata: DumpMetadata, landing: Landing, number: int) -> str: ...
+
+    def tend(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """One dump to publish. `views` gives its tensors once the pass has arrived; `release` frees what holds them."""
+    """One dump to publish. `views` gives its tensors once the pass has arrived; `release` frees what holds them.
+
+    `landing`: they have arrived in the dump's own file.
+    """
 
     number: int
     metadata: DumpMetadata
     views: Callable[[], Mapping[str, TensorView]]
     release: Callable[[], None]
+    landing: Landing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +75,19 @@ class RecordLoss:
 
 
 class BackgroundPublisher:
-    """Runs jobs on a thread of its own until `close`."""
+    """Runs jobs on a thread of its own until `close`; `in_place` publishes dumps that landed in their files, and is tended."""
 
-    def __init__(self, publisher: Publisher, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        max_waiting: int = MAX_WAITING,
+        in_place: InPlace | None = None,
+        tend_seconds: float = TEND_SECONDS,
+    ) -> None:
         self._publisher = publisher
+        self._in_place = in_place
+        self._pause = None if in_place is None else tend_seconds
         self._jobs: queue.Queue[PublishPass | RecordLoss | None] = queue.Queue(max_waiting)
         self._uncounted = 0
         self._thread = threading.Thread(target=self._run, name="statetap-publisher", daemon=True)
@@ -96,12 +120,17 @@ class BackgroundPublisher:
 
     def _run(self) -> None:
         while True:
-            job = self._jobs.get()
+            try:
+                job = self._jobs.get(timeout=self._pause)
+            except queue.Empty:
+                self._tend()
+                continue
             try:
                 if job is None:
                     return
                 if isinstance(job, PublishPass):
                     self._publish_pass(job)
+                    self._tend()
                 else:
                     self._record(job.rid, job.reason, job.number)
                 if self._uncounted:
@@ -110,7 +139,15 @@ class BackgroundPublisher:
             except Exception:
                 log.exception("a publishing job failed")
             finally:
+                del job  # its views keep files mapped
                 self._jobs.task_done()
+
+    def _tend(self) -> None:
+        if self._in_place is not None:
+            try:
+                self._in_place.tend()
+            except Exception:
+                log.exception("tending the dump files failed")
 
     def _publish_pass(self, job: PublishPass) -> None:
         reason = _reason_against(job)
@@ -124,7 +161,10 @@ class BackgroundPublisher:
         try:
             if reason is not None:
                 raise CaptureFailed(reason)
-            self._publisher.publish(dump.metadata, dump.views(), dump.number)
+            if dump.landing is not None and self._in_place is not None:
+                self._in_place.publish_in_place(dump.metadata, dump.landing, dump.number)
+            else:
+                self._publisher.publish(dump.metadata, dump.views(), dump.number)
         except (CaptureFailed, PublishError) as error:
             self._record(dump.metadata.rid, error.reason if isinstance(error, PublishError) else str(error), dump.number)
         except Exception as error:  # noqa: BLE001 (any failure is this capture's, never the server's)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from statetap_sglang.format import PAGE_BYTES, DumpFormatError
 
@@ -101,8 +102,8 @@ class _Mapping:
 
     __slots__ = ("__array_interface__", "__weakref__")
 
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, True)}
+    def __init__(self, address: int, nbytes: int, *, readonly: bool) -> None:
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, readonly)}
         # Not at exit: another thread may still be reading then, and the kernel takes the pages back anyway.
         weakref.finalize(self, _libc.munmap, address, nbytes).atexit = False
 
@@ -113,8 +114,17 @@ def map_readonly(descriptor: int, nbytes: int) -> memoryview:
     Not `mmap.mmap`: before Python 3.13 it keeps a duplicate of the descriptor, and a unit of short samples is more dumps than a
     process may have open files.
     """
-    address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    return np.asarray(_map(descriptor, nbytes, mmap.PROT_READ)).data
+
+
+def map_writable(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Map the first `nbytes` of a file that is open for reading and writing, as `map_readonly` does, to be written to."""
+    return np.asarray(_map(descriptor, nbytes, mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def _map(descriptor: int, nbytes: int, protection: int) -> _Mapping:
+    address = _libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"mmap of {nbytes} bytes: {os.strerror(code)}")
-    return np.asarray(_Mapping(address, nbytes)).data
+    return _Mapping(address, nbytes, readonly=not protection & mmap.PROT_WRITE)

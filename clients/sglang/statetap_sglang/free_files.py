@@ -19,6 +19,7 @@ import signal
 import stat
 import threading
 from collections import defaultdict
+from collections.abc import Container
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,16 +80,20 @@ def remove_idle(tap: Path, seen: AbstractSet[str]) -> frozenset[str]:
     free = f"{tap}/{FREE_DIRECTORY}"
     there: frozenset[str] = frozenset()
     with suppress(OSError):
-        there = frozenset(_names(free))
+        there = frozenset(free_names(free))
     for name in there & seen:
         _remove(free, name)
     return there - seen
 
 
 class FreeFiles:
-    """The publisher's side: the free files of its tap. Every method may be called from any thread."""
+    """The publisher's side: the free files of its tap, but for `others`, by number, which are looked after elsewhere.
 
-    def __init__(self, tap: Path) -> None:
+    Every method may be called from any thread.
+    """
+
+    def __init__(self, tap: Path, others: Container[int] = ()) -> None:
+        self._others = others
         self._mutex = threading.Lock()
         self._folder = f"{tap}/{FREE_DIRECTORY}"
         self._known: dict[int, list[str]] = {}
@@ -132,7 +137,9 @@ class FreeFiles:
     def _look(self) -> None:
         self._known = defaultdict(list)
         with suppress(OSError):
-            for name in _names(self._folder):
+            for name in free_names(self._folder):
+                if _number(name) in self._others:
+                    continue
                 self._known[int(name.partition(".")[2])].append(name)
 
     def _nearest(self, nbytes: int) -> int | None:
@@ -195,7 +202,7 @@ def is_read_by_nobody(descriptor: int) -> bool:
 def _with_room_for_one(free: Path) -> Path:
     """The directory of free files, made if it is missing, with less than `MAX_FREE_FILES` in it."""
     try:
-        names = _names(os.fspath(free))
+        names = free_names(os.fspath(free))
     except FileNotFoundError:
         ensure_private_directory(free)
         return free
@@ -205,7 +212,7 @@ def _with_room_for_one(free: Path) -> Path:
     return free
 
 
-def _names(free: str) -> list[str]:
+def free_names(free: str) -> list[str]:
     """The names of the free files in this directory.
 
     Raises:

@@ -14,7 +14,8 @@ from math import prod
 from typing import Any
 
 from statetap_sglang.filesystem import round_to_pages
-from statetap_sglang.format import PADDING_PREFIX, DumpFormatError, TensorView
+from statetap_sglang.format import PADDING_PREFIX, PAGE_BYTES, DumpFormatError, DumpMetadata, TensorView
+from statetap_sglang.layout import Place
 from statetap_sglang.strict_json import load_object
 
 LENGTH_BYTES = 8
@@ -22,6 +23,8 @@ MAX_HEADER_BYTES = 1 << 20
 MAX_TENSORS = 256
 MAX_RANK = 8
 MAX_DIMENSION = 1 << 48
+# A request id that takes no more leaves room in one page for all else that a dump's header may say.
+_MAX_ONE_PAGE_RID = 512
 
 # Plain dumps may hold tensors that nobody asked for, so every dtype of safetensors that has whole bytes is known here.
 _ITEM_BYTES = {
@@ -76,6 +79,41 @@ def encode(
             f"a header of {length - LENGTH_BYTES} bytes, at most {MAX_HEADER_BYTES} are read; is the request id that long?"
         )
     return [struct.pack("<Q", length - LENGTH_BYTES) + text.ljust(length - LENGTH_BYTES), *pieces]
+
+
+def fits_one_page(metadata: DumpMetadata) -> bool:
+    """Whether `encode_head` will take this dump's metadata, whatever its numbers come to be."""
+    return len(json.dumps(metadata.rid)) <= _MAX_ONE_PAGE_RID
+
+
+def encode_head(places: Mapping[str, Place], metadata: Mapping[str, str], file_bytes: int) -> bytes:
+    """The first page of a file of `file_bytes` in which the tensors lie already, at their places. The rest is paddings.
+
+    Raises:
+        ValueError: the header is longer than a page.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = PAGE_BYTES
+
+    def add(name: str, dtype: str, shape: Iterable[int], start: int, stop: int) -> None:
+        offsets = [start - PAGE_BYTES, stop - PAGE_BYTES]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+
+    def pad(start: int, stop: int) -> None:
+        if start < stop:
+            add(f"{PADDING_PREFIX}{len(header)}", "U8", (stop - start,), start, stop)
+
+    for name, place in places.items():
+        pad(end, place.offset)
+        end = place.offset + place.nbytes
+        add(name, place.dtype, place.shape, place.offset, end)
+    pad(end, file_bytes)
+
+    text = json.dumps(header, separators=(",", ":")).encode()
+    length = PAGE_BYTES - LENGTH_BYTES
+    if len(text) > length:
+        raise ValueError(f"a header of {len(text)} bytes, {length} are kept free for it; is the request id that long?")
+    return struct.pack("<Q", length) + text.ljust(length)
 
 
 def header_length(path: object, prefix: bytes, file_bytes: int) -> int:

@@ -5,10 +5,12 @@ Or refuses, and says so in the tap's directory, where the service looks for the 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 import statetap_sglang
@@ -24,14 +26,18 @@ from statetap_sglang.configuration import (
     worker_name,
 )
 from statetap_sglang.free_files import RECYCLE_FROM_BYTES
+from statetap_sglang.host_registration import CudaRegistration
+from statetap_sglang.in_place import InPlacePublisher
 from statetap_sglang.layers import LayerPlan, capture_layers, find_final_norm, plan_layers
 from statetap_sglang.layout import CaptureLayout
 from statetap_sglang.publisher import DumpPublisher
 from statetap_sglang.refusal import Refusal
-from statetap_sglang.settings import PluginSettings
+from statetap_sglang.settings import PINNED_DUMP_BYTES, PluginSettings
 from statetap_sglang.snapshot import SnapshotRing
 from statetap_sglang.state_tap import StateTap
 from statetap_sglang.tap import ensure_private_directory, lock_tap, tap_name
+
+log = logging.getLogger("statetap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +103,11 @@ def open_tap(
         context_length=facts.context_length,
         recycle_from_bytes=RECYCLE_FROM_BYTES,
     )
-    ring = SnapshotRing(layout, ring_bytes(facts, settings, layout), next(model.parameters()).device)
-    publisher = DumpPublisher(settings.directory, worker_name(settings, facts.port), beacon)
+    device = next(model.parameters()).device
+    ring = SnapshotRing(layout, ring_bytes(facts, settings, layout), device)
+    publisher = _publisher(settings, facts, beacon, ring, device)
     try:
-        background = BackgroundPublisher(publisher)
+        background = BackgroundPublisher(publisher, in_place=publisher if isinstance(publisher, InPlacePublisher) else None)
         tap = StateTap(
             plan=plan,
             ring=ring,
@@ -116,6 +123,25 @@ def open_tap(
         publisher.close()
         raise
     return OpenTap(tap, norm, background, publisher)
+
+
+def _publisher(
+    settings: PluginSettings, facts: ServerFacts, beacon: Beacon, ring: SnapshotRing, device: torch.device
+) -> DumpPublisher:
+    """The tap's publisher; on CUDA, where the user wants it, one in whose files snapshots land."""
+    worker, limit = worker_name(settings, facts.port), settings.pinned_dump_bytes
+    if limit is None:
+        return DumpPublisher(settings.directory, worker, beacon)
+    if device.type != "cuda":
+        log.warning("%s has no effect: the model is on %s, not on CUDA", PINNED_DUMP_BYTES, device)
+        return DumpPublisher(settings.directory, worker, beacon)
+    registration = CudaRegistration(device, ring.settle)
+    publisher = InPlacePublisher(settings.directory, worker, beacon, registration=registration, limit_bytes=limit)
+    if publisher.pinned is None:
+        log.warning("%s has no effect: the kernel grants no leases, so no dump file is used again", PINNED_DUMP_BYTES)
+    else:
+        ring.land_in(publisher.pinned)
+    return publisher
 
 
 def write_refusal(settings: PluginSettings, port: int, dp_rank: int, sglang_version: str, reason: str) -> int:

@@ -39,6 +39,7 @@ from statetap_sglang.format import (
     error_number,
 )
 from statetap_sglang.free_files import FreeFiles, TakenFile, is_read_by_nobody
+from statetap_sglang.pinned_files import PinnedFiles
 from statetap_sglang.tap import (
     COUNTER_NAME,
     TapError,
@@ -78,6 +79,7 @@ class DumpPublisher:
         self._beacon = beacon
         self._max_error_records = max_error_records
         self._directory = root / worker / tap_name(beacon.boot_id, beacon.dp_rank)
+        self._pinned: PinnedFiles | None = None
         self._mutex = threading.Lock()
         self._restore_mutex = threading.Lock()
         self._counter_mutex = threading.Lock()  # taken last, and never held while anything but the counter is written
@@ -128,7 +130,7 @@ class DumpPublisher:
             PublishError: over budget, disk full, or any other failure of the file system; nothing is left behind.
             ValueError: the tensors do not fit the metadata or each other: a programming error.
         """
-        self._check(metadata, tensors)
+        self._check(metadata, {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
         ordered = {name: tensors[name] for name in (TOKEN_IDS, *HIDDEN_TENSORS, ROW_CHECKSUMS) if name in tensors}
         pieces = header.encode(ordered, metadata.to_map(), page_aligned=True)
         length = sum(len(piece) for piece in pieces)
@@ -168,11 +170,10 @@ class DumpPublisher:
             os.close(self._lock)
             self._lock = None
 
-    def _check(self, metadata: DumpMetadata, tensors: Mapping[str, TensorView]) -> None:
+    def _check(self, metadata: DumpMetadata, described: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         beacon = self._beacon
         if metadata.boot_id != beacon.boot_id:
             raise ValueError(f"the dump is of boot {metadata.boot_id!r}, the tap of {beacon.boot_id!r}")
-        described = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         check_tensors(described, metadata.extend_len)
         dtype, rows, width = MODEL_DTYPES[beacon.dtype], metadata.extend_len, beacon.hidden_size
         wanted: dict[str, tuple[str, tuple[int, ...]]] = {TOKEN_IDS: ("I32", (rows,))}
@@ -219,7 +220,7 @@ class DumpPublisher:
             try:
                 return write_all(descriptor, pieces)
             except OSError as error:
-                if error.errno != errno.ENOSPC or not self._free.remove(sum(map(len, pieces))):
+                if error.errno != errno.ENOSPC or not self._remove_free(sum(map(len, pieces))):
                     raise
 
     def _take_room(self, length: int) -> TakenFile | None:
@@ -246,14 +247,21 @@ class DumpPublisher:
             raise OSError(f"a dump of {nbytes} bytes does not fit a budget of {self._beacon.budget_bytes}; raise the budget")
         if self._excess(nbytes) > 0:
             self._held, self._error_records, _ = self._scan()
-        while (excess := self._excess(nbytes)) > 0 and self._free.remove(excess):
+        while (excess := self._excess(nbytes)) > 0 and self._remove_free(excess):
             self._held, self._error_records, _ = self._scan()
         if excess > 0:
-            held = f"{self._held + self._in_flight} of {self._beacon.budget_bytes} are held"
+            held = f"{self._held_in_all} of {self._beacon.budget_bytes} are held"
             raise OSError(f"{nbytes} {OVER_BUDGET}: {held}; let the service release dumps, or raise the budget")
 
+    def _remove_free(self, nbytes: int) -> int:
+        return self._free.remove(nbytes) or (self._pinned.remove(nbytes) if self._pinned else 0)
+
     def _excess(self, nbytes: int) -> int:
-        return self._held + self._in_flight + nbytes - self._beacon.budget_bytes
+        return self._held_in_all + nbytes - self._beacon.budget_bytes
+
+    @property
+    def _held_in_all(self) -> int:
+        return self._held + self._in_flight + (self._pinned.nbytes if self._pinned else 0)
 
     def _has_leases(self) -> bool:
         """Whether the kernel can say that nobody reads a file of this directory any more."""
@@ -267,7 +275,7 @@ class DumpPublisher:
         return True
 
     def _scan(self) -> tuple[int, int, int]:
-        """Bytes of dumps and of free files, number of error records, and the highest number in use (-1: none).
+        """Bytes of dumps and of free files, pinned ones apart; number of error records; and the highest number in use (-1: none).
 
         Free files are looked at last: what is handed back meanwhile counts twice, and is never missed.
         """
@@ -276,7 +284,8 @@ class DumpPublisher:
             number = dump_number(entry.name)
             if number is not None:
                 with suppress(FileNotFoundError):  # released meanwhile
-                    nbytes += round_to_pages(entry.stat(follow_symlinks=False).st_size)
+                    pinned = self._pinned is not None and number in self._pinned
+                    nbytes += 0 if pinned else round_to_pages(entry.stat(follow_symlinks=False).st_size)
             elif (number := error_number(entry.name)) is not None:
                 records += 1
             newest = max(newest, -1 if number is None else number)

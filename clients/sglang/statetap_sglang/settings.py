@@ -15,8 +15,9 @@ PREFIX = "STATETAP_PLUGIN_"
 DIRECTORY, WORKER, BOOT_ID = PREFIX + "DIR", PREFIX + "WORKER", PREFIX + "BOOT_ID"
 LAYERS, FINAL = PREFIX + "LAYERS", PREFIX + "FINAL"
 BUDGET_BYTES, RING_BYTES, FORCE = PREFIX + "BUDGET_BYTES", PREFIX + "RING_BYTES", PREFIX + "FORCE"
+PINNED_DUMP_BYTES = PREFIX + "PINNED_DUMP_BYTES"
 # BOOT_ID is for the plugin itself: the process that starts a server hands it down to the server's other processes.
-_KNOWN = (DIRECTORY, WORKER, LAYERS, FINAL, BUDGET_BYTES, RING_BYTES, FORCE, BOOT_ID)
+_KNOWN = (DIRECTORY, WORKER, LAYERS, FINAL, BUDGET_BYTES, RING_BYTES, PINNED_DUMP_BYTES, FORCE, BOOT_ID)
 
 LAYER_PRESETS = ("eagle3", "all", "none")
 FINALS = ("post_norm", "pre_norm", "both", "none")
@@ -35,7 +36,8 @@ class PluginSettings:
     """What the user asked for.
 
     `layers` is a preset's name or ascending layer ids in Statetap's convention. None: `worker` is made from host name and
-    port, `budget_bytes` is a share of the tmpfs, `ring_bytes` follows from the chunk size, `boot_id` is not made yet.
+    port, `budget_bytes` is a share of the tmpfs, `ring_bytes` follows from the chunk size, no dump file is registered with CUDA
+    (`pinned_dump_bytes`), `boot_id` is not made yet.
     """
 
     directory: Path
@@ -44,6 +46,7 @@ class PluginSettings:
     final: str = "post_norm"
     budget_bytes: int | None = None
     ring_bytes: int | None = None
+    pinned_dump_bytes: int | None = None
     force: bool = False
     boot_id: str | None = None
 
@@ -70,6 +73,7 @@ class PluginSettings:
             final=_choice(FINAL, environment.get(FINAL, "post_norm"), FINALS),
             budget_bytes=_bytes(BUDGET_BYTES, environment.get(BUDGET_BYTES)),
             ring_bytes=_bytes(RING_BYTES, environment.get(RING_BYTES)),
+            pinned_dump_bytes=_bytes(PINNED_DUMP_BYTES, environment.get(PINNED_DUMP_BYTES)),
             force=_truth(FORCE, environment.get(FORCE, "")),
             boot_id=environment.get(BOOT_ID) or None,
         )

@@ -2,7 +2,8 @@
 
 A model's outputs may alias buffers that its next pass reuses, so they are copied on the current stream, before the forward call
 returns. On a CPU that copy goes straight into the ring. On CUDA it stays on the device, and a side stream carries it into the
-ring, which is pinned; whoever publishes waits for that, and the forward path never does.
+ring, which is pinned, or into a pinned dump file where there is one; whoever publishes waits for that, and the forward path never
+does.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from statetap_sglang.checksum import source_row_checksums
 from statetap_sglang.format import HIDDEN_TENSORS, ROW_CHECKSUMS, TensorView
 from statetap_sglang.layout import CaptureLayout, Place
+from statetap_sglang.pinned_files import Landing, PinnedFiles
 from statetap_sglang.ring import Ring, Span
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32, "I64": torch.int64}
@@ -30,12 +32,13 @@ class Arrival(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleSnapshot:
-    """One sample's rows of one pass: `tensors` by the dump's names, where the pass writes them; `host` is the ring's memory.
+    """One sample's rows of one pass: `tensors` by the dump's names, where the pass writes them; `host` is where they arrive.
 
-    Once sent, `host` and `span` are all that is needed: whoever publishes must not keep the device's memory.
+    `span` says which memory that is: the ring's, or a dump file's own. Once sent, `host` and `span` are all that is needed:
+    whoever publishes must not keep the device's memory.
     """
 
-    span: Span
+    span: Span | Landing
     tensors: Mapping[str, torch.Tensor]
     host: Mapping[str, torch.Tensor]
 
@@ -56,7 +59,7 @@ def host_views(host: Mapping[str, torch.Tensor], places: Mapping[str, Place]) ->
 class SnapshotRing:
     """Snapshots in a ring of `capacity` bytes of host memory, reused over and over.
 
-    `device` is where the model runs. For the forward path's thread, but for `release`.
+    `device` is where the model runs. For the forward path's thread, but for `release` and `settle`.
     """
 
     def __init__(self, layout: CaptureLayout, capacity: int, device: torch.device) -> None:
@@ -66,6 +69,11 @@ class SnapshotRing:
         self._device = device
         self._bytes = torch.empty(capacity, dtype=torch.uint8, pin_memory=self._on_device)
         self._side = _SideStream(device) if self._on_device else None
+        self._files: PinnedFiles | None = None
+
+    def land_in(self, files: PinnedFiles) -> None:
+        """From now on, let snapshots arrive in these files where one fits, and in the ring where none does."""
+        self._files = files
 
     @property
     def capacity(self) -> int:
@@ -76,19 +84,18 @@ class SnapshotRing:
         """Snapshots that are not released yet."""
         return self._ring.held
 
-    def reserve(self, rows: int) -> SampleSnapshot | None:
-        """Room for one sample's rows; None if the ring is full."""
-        places = self.layout.places(rows)
-        span = self._ring.reserve(self.layout.span_bytes(rows))
+    def reserve(self, rows: int, *, in_place: bool = False) -> SampleSnapshot | None:
+        """Room for one sample's rows, in its dump's own file where `in_place` allows it; None if the ring is full."""
+        span = (self._borrow(rows) if in_place else None) or self._ring.reserve(self.layout.span_bytes(rows))
         if span is None:
             return None
         try:
-            host = {name: self._view(span, place) for name, place in places.items()}
+            host = self._host(span, rows)
             tensors = host
             if self._on_device:
                 tensors = {name: torch.empty_like(tensor, device=self._device) for name, tensor in host.items()}
         except BaseException:
-            self._ring.release(span)
+            self.release(span)
             raise
         return SampleSnapshot(span, tensors, host)
 
@@ -98,13 +105,32 @@ class SnapshotRing:
             return _Here()
         return self._side.copy([(one.tensors[name], one.host[name]) for one in snapshots for name in one.tensors])
 
-    def release(self, span: Span) -> None:
+    def release(self, span: Span | Landing) -> None:
         """A snapshot's memory may be used again. From any thread."""
-        self._ring.release(span)
+        if isinstance(span, Span):
+            self._ring.release(span)
+        elif self._files is not None:
+            self._files.release(span.file)
 
-    def _view(self, span: Span, place: Place) -> torch.Tensor:
-        start = span.start + place.offset
-        return self._bytes[start : start + place.nbytes].view(_DTYPES[place.dtype]).view(place.shape)
+    def settle(self) -> None:
+        """Wait until nothing that was sent so far is on its way. Not for the forward path."""
+        if self._side is not None:
+            self._side.settle()
+
+    def _borrow(self, rows: int) -> Landing | None:
+        file = self._files.borrow(self.layout.file_bytes(rows)) if self._files is not None else None
+        return None if file is None else Landing(file, self.layout.file_places(rows))
+
+    def _host(self, span: Span | Landing, rows: int) -> dict[str, torch.Tensor]:
+        if isinstance(span, Landing):
+            memory = torch.from_numpy(span.file.pages)
+            return {name: _view(memory, place) for name, place in span.places.items()}
+        memory = self._bytes[span.start : span.start + span.nbytes]
+        return {name: _view(memory, place) for name, place in self.layout.places(rows).items()}
+
+
+def _view(memory: torch.Tensor, place: Place) -> torch.Tensor:
+    return memory[place.offset : place.offset + place.nbytes].view(_DTYPES[place.dtype]).view(place.shape)
 
 
 class _Here:
@@ -131,6 +157,9 @@ class _SideStream:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return _Arrived(done)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
 
 
 class _Arrived:

@@ -27,8 +27,10 @@ from statetap_sglang.format import (
     DumpMetadata,
     stem,
 )
+from statetap_sglang.header import fits_one_page
 from statetap_sglang.layers import LayerPlan
 from statetap_sglang.names import DumpNames
+from statetap_sglang.pinned_files import Landing
 from statetap_sglang.snapshot import SampleSnapshot, SnapshotRing, host_views
 
 log = logging.getLogger("statetap")
@@ -214,7 +216,7 @@ class StateTap:
             forward_pass=extend.forward_pass,
             forward_start_ns=extend.start_ns,
         )
-        snapshot = self._ring.reserve(one.rows)
+        snapshot = self._ring.reserve(one.rows, in_place=fits_one_page(metadata))
         if snapshot is None:
             self._background.lose(request.rid, self._no_room(one.rows), number)
             return None
@@ -273,6 +275,7 @@ class StateTap:
             replace(sample.metadata, forward_end_ns=end_ns),
             functools.partial(host_views, sample.snapshot.host, places),
             functools.partial(self._ring.release, sample.snapshot.span),
+            sample.snapshot.span if isinstance(sample.snapshot.span, Landing) else None,
         )
 
     def _no_room(self, rows: int) -> str:
