@@ -66,7 +66,7 @@ class Registration(Protocol):
 
 @dataclass(slots=True, eq=False)
 class PinnedFile:
-    """One file. `number` is that of the dump as which it is published, None while it is ours, under `path`.
+    """One file, under `path`. `number` is that of the dump as which it is published, None while it is ours.
 
     `modified_ns` is when its contents were last written to by file calls, which copies from a device are not.
     """
@@ -166,15 +166,17 @@ class PinnedFiles:
             file.number = None
             del self._published[number]
             raise
-        file.lent = False
+        file.path, file.lent = target, False
 
     def take_back(self) -> None:
         """Make ready what was handed back; give back to the system what was removed, and what has been idle."""
-        handed_back = {int(name.partition(".")[0]): name for name in self._names()}
-        for number, file in list(self._published.items()):
+        gone = [(number, file) for number, file in self._published.items() if not os.path.lexists(file.path)]
+        # Looked at afterwards: what was handed back, in one step, is there by now.
+        handed_back = {int(name.partition(".")[0]): name for name in self._names()} if gone else {}
+        for number, file in gone:
             if number in handed_back:
                 self._take_back(file, number, handed_back[number])
-            elif _is_removed(file):
+            else:
                 del self._published[number]
                 self._drop(file)
         with self._mutex:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import pytest
 from statetap_sglang.background import BackgroundPublisher, Dump, PublishPass
 from statetap_sglang.checks import CaptureFailed
 from statetap_sglang.format import DumpMetadata, TensorView
+from statetap_sglang.pinned_files import Landing
 from statetap_sglang.publisher import PublishError
 
 from tests.fakes.dumps import make_metadata
@@ -29,6 +31,25 @@ class Recorder:
 
     def publish_error(self, rid: str, reason: str, number: int | None = None) -> None:
         self.lost.append((rid, reason, number))
+
+
+class InPlaceRecorder:
+    """Publishes what landed, in memory. `tended` is set each time; `breaks` makes tending fail."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, int]] = []
+        self.tended = threading.Event()
+        self.breaks: Exception | None = None
+
+    def publish_in_place(self, metadata: DumpMetadata, landing: Landing, number: int) -> str:
+        assert not self.tended.is_set(), "tended before what had landed was published"
+        self.published.append((metadata.rid, number))
+        return "name"
+
+    def tend(self) -> None:
+        self.tended.set()
+        if self.breaks is not None:
+            raise self.breaks
 
 
 class Gate:
@@ -134,6 +155,38 @@ def test_a_full_queue_never_waits_and_says_how_many_were_lost(recorder: Recorder
     assert len(recorder.published) == 6 - dropped
     (record,) = recorder.lost
     assert record[1] == f"{dropped + 1} captures were lost while the publisher was behind"
+
+
+def test_what_landed_is_published_in_place_and_files_are_tended_after_it(recorder: Recorder) -> None:
+    in_place, released = InPlaceRecorder(), list[int]()
+    background = BackgroundPublisher(recorder, in_place=in_place, tend_seconds=3600)
+    landing: Any = object()
+    landed = replace(dump("landed", 1, released), landing=landing)
+    gate = Gate()
+    background.publish(PublishPass(gate, lambda: None, (dump("through the ring", 0, released), landed)))
+    assert in_place.published == [], "not before it has arrived"
+    gate.opened.set()
+    background.drain()
+    assert (recorder.published, in_place.published, released) == ([("through the ring", 0)], [("landed", 1)], [0, 1])
+    assert in_place.tended.is_set()
+    background.publish(PublishPass(here(), lambda: fails(CaptureFailed("why")), (replace(landed, number=2),)))
+    background.drain()
+    assert (in_place.published, recorder.lost) == ([("landed", 1)], [("landed", "why", 2)])
+    background.close()
+
+
+def test_files_are_tended_without_a_pass_and_whatever_comes_of_it(recorder: Recorder) -> None:
+    in_place = InPlaceRecorder()
+    in_place.breaks = OSError("odd")
+    background = BackgroundPublisher(recorder, in_place=in_place, tend_seconds=0.001)
+    for _ in range(2):
+        assert in_place.tended.wait(30)
+        in_place.tended.clear()
+    released: list[int] = []
+    background.publish(PublishPass(here(), lambda: None, (dump("a", 0, released),)))
+    background.drain()
+    assert (recorder.published, released) == ([("a", 0)], [0])
+    background.close()
 
 
 def test_a_publisher_that_cannot_even_record_does_not_end_the_thread(recorder: Recorder) -> None:

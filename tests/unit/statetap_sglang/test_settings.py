@@ -26,7 +26,14 @@ def test_defaults() -> None:
 
 def test_everything_can_be_set() -> None:
     assert read(
-        WORKER="w0", LAYERS="1, 14,26", FINAL="both", BUDGET_BYTES="8G", RING_BYTES="512MiB", FORCE="1", BOOT_ID="b"
+        WORKER="w0",
+        LAYERS="1, 14,26",
+        FINAL="both",
+        BUDGET_BYTES="8G",
+        RING_BYTES="512MiB",
+        PINNED_DUMP_BYTES="4G",
+        FORCE="1",
+        BOOT_ID="b",
     ) == PluginSettings(
         directory=Path("/dev/shm/statetap"),
         worker="w0",
@@ -34,6 +41,7 @@ def test_everything_can_be_set() -> None:
         final="both",
         budget_bytes=8 << 30,
         ring_bytes=512 << 20,
+        pinned_dump_bytes=4 << 30,
         force=True,
         boot_id="b",
     )
@@ -53,6 +61,7 @@ def test_everything_can_be_set() -> None:
         ({"BUDGET_BYTES": "8 apples"}, r"give a number of bytes"),
         ({"BUDGET_BYTES": "0"}, r"give a number of bytes"),
         ({"RING_BYTES": "1.5G"}, r"give a number of bytes"),
+        ({"PINNED_DUMP_BYTES": "yes"}, r"give a number of bytes"),
         ({"FORCE": "perhaps"}, r"must be 1 or 0"),
         ({"DIR": "relative"}, r"absolute path"),
     ],

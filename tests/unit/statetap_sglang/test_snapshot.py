@@ -86,6 +86,9 @@ class StreamRecorder:
             def wait_stream(self, _other: object) -> None:
                 recorder.calls.append("side waits for current")
 
+            def synchronize(self) -> None:
+                recorder.calls.append("settled")
+
             def __enter__(self) -> None:
                 recorder.calls.append("on side")
 
@@ -136,3 +139,14 @@ def test_the_side_stream_waits_for_the_pass_and_nobody_waits_for_it(monkeypatch:
     ]
     arrival.wait()
     assert recorder.calls[-1] == "waited"
+
+
+def test_settling_waits_for_the_side_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = StreamRecorder()
+    monkeypatch.setattr(snapshot.torch, "cuda", recorder)
+    snapshots = ring()
+    snapshots.settle()
+    assert recorder.calls == []
+    snapshots._side = snapshot._SideStream(torch.device("cuda"))
+    snapshots.settle()
+    assert recorder.calls == ["settled"]
