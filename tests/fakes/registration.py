@@ -8,14 +8,14 @@ from statetap_sglang.pinned_files import Pages, RegistrationRefused
 
 
 class FakeRegistration:
-    """Knows what is registered. `refuses` and `keeps` make the calls fail; `registered` counts all that ever were."""
+    """Knows what is registered; `registered` counts all that ever were. `refuses`, or what is in `keeps`, makes the calls fail."""
 
     def __init__(self) -> None:
         self.pages: dict[int, int] = {}
         self.registered = 0
         self.asked = 0
         self.refuses: Exception | None = None
-        self.keeps: Exception | None = None
+        self.keeps: str | None = None
 
     def register(self, pages: Pages) -> None:
         self.asked += 1
@@ -29,7 +29,7 @@ class FakeRegistration:
 
     def unregister(self, pages: Pages) -> None:
         if self.keeps is not None:
-            raise self.keeps
+            raise RegistrationRefused(self.keeps)
         assert is_mapped(pages.ctypes.data, pages.nbytes), "unmapped before it was unregistered"
         assert self.pages.pop(pages.ctypes.data) == pages.nbytes
 

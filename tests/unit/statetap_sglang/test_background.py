@@ -34,19 +34,22 @@ class Recorder:
 
 
 class InPlaceRecorder:
-    """Publishes what landed, in memory. `tended` is set each time; `breaks` makes tending fail."""
+    """Publishes what landed, in memory. `tended` is set each time; `breaks` makes tending fail. Also an arrival that is there."""
 
     def __init__(self) -> None:
-        self.published: list[tuple[str, int]] = []
+        self.happened: list[str] = []
         self.tended = threading.Event()
         self.breaks: Exception | None = None
 
+    def wait(self) -> None:
+        self.happened.append("arrived")
+
     def publish_in_place(self, metadata: DumpMetadata, landing: Landing, number: int) -> str:
-        assert not self.tended.is_set(), "tended before what had landed was published"
-        self.published.append((metadata.rid, number))
+        self.happened.append(f"{metadata.rid} published as {number}")
         return "name"
 
     def tend(self) -> None:
+        self.happened.append("tended")
         self.tended.set()
         if self.breaks is not None:
             raise self.breaks
@@ -162,16 +165,14 @@ def test_what_landed_is_published_in_place_and_files_are_tended_after_it(recorde
     background = BackgroundPublisher(recorder, in_place=in_place, tend_seconds=3600)
     landing: Any = object()
     landed = replace(dump("landed", 1, released), landing=landing)
-    gate = Gate()
-    background.publish(PublishPass(gate, lambda: None, (dump("through the ring", 0, released), landed)))
-    assert in_place.published == [], "not before it has arrived"
-    gate.opened.set()
+    background.publish(PublishPass(in_place, lambda: None, (dump("through the ring", 0, released), landed)))
     background.drain()
-    assert (recorder.published, in_place.published, released) == ([("through the ring", 0)], [("landed", 1)], [0, 1])
-    assert in_place.tended.is_set()
-    background.publish(PublishPass(here(), lambda: fails(CaptureFailed("why")), (replace(landed, number=2),)))
+    assert in_place.happened == ["arrived", "landed published as 1", "tended"]
+    assert (recorder.published, released) == ([("through the ring", 0)], [0, 1])
+    background.publish(PublishPass(in_place, lambda: fails(CaptureFailed("why")), (replace(landed, number=2),)))
     background.drain()
-    assert (in_place.published, recorder.lost) == ([("landed", 1)], [("landed", "why", 2)])
+    assert in_place.happened[3:] == ["arrived", "tended"]
+    assert recorder.lost == [("landed", "why", 2)]
     background.close()
 
 
