@@ -8,7 +8,7 @@ from statetap_sglang.pinned_files import Pages, RegistrationRefused
 
 
 class FakeRegistration:
-    """Knows what is registered; `registered` counts all that ever were. `refuses`, or what is in `keeps`, makes the calls fail."""
+    """Knows what is registered; `registered` counts all that ever were. `refuses` and `keeps` make the calls fail."""
 
     def __init__(self) -> None:
         self.pages: dict[int, int] = {}

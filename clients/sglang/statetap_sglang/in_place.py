@@ -46,6 +46,8 @@ class InPlacePublisher(DumpPublisher):
         head = encode_head(landing.places, metadata.to_map(), landing.file.nbytes)
         name = dump_name(number)
         try:
+            if self._lock is None:
+                raise OSError("the publisher is closed")
             with self._mutex:
                 self._write_late()
             self._fill(landing.file.descriptor, [head])

@@ -135,7 +135,8 @@ class PinnedFiles:
             return None
         with self._mutex:
             # Two steps more at most: what a file is longer than its dump is room that nobody else has.
-            fit = (file for file in self._ready if nbytes <= file.nbytes <= nbytes + 2 * nbytes // _STEPS)
+            # The one that was used last: what is too many is idle.
+            fit = (file for file in reversed(self._ready) if nbytes <= file.nbytes <= nbytes + 2 * nbytes // _STEPS)
             file = min(fit, key=lambda file: file.nbytes, default=None)
             if file is not None:
                 self._ready.remove(file)
@@ -180,8 +181,11 @@ class PinnedFiles:
                 del self._published[number]
                 self._drop(file)
         with self._mutex:
-            long_ago = self._clock() - IDLE_SECONDS
-            useless = [file for file in self._ready if file.idle_since <= long_ago or _is_removed(file)]
+            ready = list(self._ready)
+        long_ago = self._clock() - IDLE_SECONDS
+        useless = [file for file in ready if file.idle_since <= long_ago or _is_removed(file)]
+        with self._mutex:  # but for those that were lent meanwhile
+            useless = [file for file in useless if file in self._ready]
             self._ready = [file for file in self._ready if file not in useless]
         self._drop_all(useless)
 
@@ -282,16 +286,17 @@ class PinnedFiles:
 
     def _drop(self, file: PinnedFile) -> None:
         """Let go of a file that is neither ready nor lent, and remove it if it is ours."""
-        try:
-            self._registration.unregister(file.pages)
-        except Exception as error:  # noqa: BLE001 (as above)
-            # Pages that the device may know of must stay mapped.
-            self._stuck.append(file.pages)
-            self._give_up(f"{file.nbytes} bytes could not be unregistered from CUDA: {error}")
         if file.number is None:
             _remove(file.path, file.descriptor)
         else:
             os.close(file.descriptor)
+        try:
+            self._registration.unregister(file.pages)
+        except Exception as error:  # noqa: BLE001 (as above)
+            # Pages that the device may know of must stay mapped, and go on to count.
+            self._stuck.append(file.pages)
+            self._give_up(f"{file.nbytes} bytes could not be unregistered from CUDA: {error}")
+            return
         with self._mutex:
             self._nbytes -= file.nbytes
             self._count -= 1

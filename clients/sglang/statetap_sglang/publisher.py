@@ -3,7 +3,8 @@
 What is visible is complete: a dump is written under a dot-name with `write()`, never through a mapping (a full tmpfs must be an
 error, not a SIGBUS), and renamed to its final name without replacing. It is written over a file that the service has handed back
 where there is one (`free_files`); free files count towards the budget, and go first when there is no room. Every method may be
-called from any thread; no lock is held while a dump is written, and `reserve` waits for no other call's input or output.
+called from any thread; no lock is held while a dump is written, and `reserve` waits for no other call's input or output. What
+arrives in its file without being written is `in_place`'s.
 """
 
 from __future__ import annotations

@@ -319,6 +319,7 @@ def test_pages_that_cannot_be_unregistered_stay_mapped(tap: Tap, caplog: pytest.
     assert tap.files.remove(1) == FILE_BYTES
     assert tap.free() == []
     assert is_mapped(address, nbytes)
+    assert tap.files.nbytes == nbytes
     assert "could not be unregistered" in caplog.text
     tap.run()
     assert tap.cuda.registered == 1
@@ -434,7 +435,11 @@ def test_a_publisher_that_ends_leaves_its_dumps(tap: Tap) -> None:
     tap.warm(3)
     published, handed_back = tap.run_in_place(), tap.run_in_place()
     hand_back(handed_back, 1)
+    lent = tap.snapshot()
     tap.publisher.close()
+    with pytest.raises(PublishError, match="the publisher is closed"):
+        tap.publish(lent)
+    tap.files.remove(1)
     assert tap.cuda.pages == {}
     assert sorted(path.name for path in tap.path.iterdir()) == [".next", published.name]
     tensors_of(published)
