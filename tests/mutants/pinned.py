@@ -4,6 +4,7 @@ from tests.mutants.mutant import Mutant, tests
 
 PACKAGE = "clients/sglang/statetap_sglang"
 IN_PLACE = "tests/unit/statetap_sglang/test_in_place.py"
+TROUBLE = "tests/unit/statetap_sglang/test_in_place_trouble.py"
 FILES = f"{PACKAGE}/pinned_files.py"
 
 MUTANTS = (
@@ -28,7 +29,7 @@ MUTANTS = (
         file=FILES,
         old="            self._stuck.append(file.pages)\n",
         new="",
-        catcher=tests(IN_PLACE, "-k", "cannot_be_unregistered"),
+        catcher=tests(TROUBLE, "-k", "cannot_be_unregistered"),
         breaks="pages that the device may know of stay mapped",
     ),
     Mutant(
@@ -44,7 +45,7 @@ MUTANTS = (
         file=FILES,
         old="        file.modified_ns,\n    )\n",
         new="        there.st_mtime_ns,\n    )\n",
-        catcher=tests(IN_PLACE, "-k", "not_as_it_was_left"),
+        catcher=tests(TROUBLE, "-k", "not_as_it_was_left"),
         breaks="what a device copies is in the file, not in pages that were once its own",
     ),
     Mutant(

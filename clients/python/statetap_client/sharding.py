@@ -23,9 +23,15 @@ def index_bytes(chunks: int) -> int:
 
 def encode_index(present: NDArray[np.bool_], chunk_bytes: int) -> bytes:
     """The index of a shard whose present chunks (bool `[chunks]`) stand one after the other from offset 0."""
-    entries = np.full((len(present), 2), MISSING, "<u8")
-    entries[present, 0] = np.arange(np.count_nonzero(present), dtype=np.uint64) * np.uint64(chunk_bytes)
-    entries[present, 1] = chunk_bytes
+    return encode_lengths(present * np.int64(chunk_bytes))
+
+
+def encode_lengths(lengths: NDArray[np.int64]) -> bytes:
+    """The same for chunks of different lengths (int64 `[chunks]`, in bytes); one of no length is not there."""
+    entries = np.full((len(lengths), 2), MISSING, "<u8")
+    present = lengths > 0
+    entries[present, 0] = (np.cumsum(lengths) - lengths)[present]
+    entries[present, 1] = lengths[present]
     body = entries.tobytes()
     return body + crc32c.crc32c(body).to_bytes(CHECKSUM_BYTES, "little")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numcodecs import zstd  # type: ignore[import-untyped]
+from numcodecs import zstd
 from numpy.typing import NDArray
 
 from statetap_client import layout, sharding

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.landing_tap import Tap
 from tests.fakes.served_plugin import Serve, Served
 from tests.fakes.sglang_stub import StubModel, stubbed_sglang
 
@@ -43,3 +44,11 @@ def serve(shm: Path) -> Iterator[Serve]:
             if served.plugin.open is not None:
                 assert served.plugin.open.tap._ring.held == 0
                 served.plugin.open.close()
+
+
+@pytest.fixture
+def tap(shm: Path) -> Iterator[Tap]:
+    tap = Tap(shm)
+    yield tap
+    tap.publisher.close()
+    assert tap.cuda.pages == {}
