@@ -114,8 +114,8 @@ def test_the_service_refuses_what_the_cache_cut_and_asks_again(server: SglangSer
     one, other = prompts(server.model, [90, 40], seed=16)
     samples = [one, one, one[:60], one + other, other, other + one[:30], other, one + other]
     dataset = [{"id": f"s{index}", "input_ids": ids} for index, ids in enumerate(samples)]
-    # One sample may be what the gateway forgets each time.
-    # And so many refusals put the worker in quarantine.
+    # One sample may be what the gateway forgets each time; and so many refusals put the worker in quarantine, for half a minute
+    # otherwise.
     runtime = {"attempts_per_sample": len(samples) + 1, "quarantine_seconds": 1.0}
     with (
         forgetful_gateway(server, forgets=len(samples)) as gateway,

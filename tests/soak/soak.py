@@ -52,6 +52,7 @@ class Plan:
     kills: int = 4
     seed: int = 0
     look_seconds: float = 1.0
+    attempts: int = 4
 
     def datasets(self) -> Iterator[list[dict[str, Any]]]:
         """Each job's samples, all of them distinct."""
@@ -75,7 +76,8 @@ def soaking(plan: Plan, folder: Path) -> Iterator[Soak]:
     model = small_model(folder / "llama")
     place = folder / "cluster"
     place.mkdir()
-    with chaos_cluster(place, model, small_disks=False, capture_timeout_seconds=CAPTURE_TIMEOUT_SECONDS) as cluster:
+    runtime = {"capture_timeout_seconds": CAPTURE_TIMEOUT_SECONDS, "attempts_per_sample": plan.attempts}
+    with chaos_cluster(place, model, small_disks=False, **runtime) as cluster:
         # As a service that runs for long is: it logs no more, and what it holds is all its own.
         cluster.log_level = "info"
         cluster.service_process = Child

@@ -72,7 +72,7 @@ def compact(
         OSError: reading or writing failed.
     """
     source, target = source.resolve(), target.parent.resolve() / target.name
-    StoreReader(source)
+    StoreReader(source)  # or NotAStore
     _refuse_nesting(source, target)
     documents = _documents(source)
     hidden = _hidden_documents(source, documents)

@@ -138,7 +138,7 @@ class FreeFiles:
         self._known = defaultdict(list)
         with suppress(OSError):
             for name in free_names(self._folder):
-                if _number(name) in self._others:
+                if free_number(name) in self._others:
                     continue
                 self._known[int(name.partition(".")[2])].append(name)
 
@@ -207,7 +207,7 @@ def _with_room_for_one(free: Path) -> Path:
         ensure_private_directory(free)
         return free
     if len(names) >= MAX_FREE_FILES:
-        for name in sorted(names, key=_number)[: len(names) + 1 - MAX_FREE_FILES]:
+        for name in sorted(names, key=free_number)[: len(names) + 1 - MAX_FREE_FILES]:
             _remove(os.fspath(free), name)
     return free
 
@@ -224,7 +224,8 @@ def free_names(free: str) -> list[str]:
     return [name for name in os.listdir(free) if _FREE_NAME.fullmatch(name)]  # noqa: PTH208 (many, and only their names)
 
 
-def _number(name: str) -> int:
+def free_number(name: str) -> int:
+    """The number of the dump that a free file was."""
     return int(name.partition(".")[0])
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from statetap_sglang.filesystem import map_writable, rename_noreplace, round_to_pages
-from statetap_sglang.free_files import free_names, is_read_by_nobody
+from statetap_sglang.free_files import free_names, free_number, is_read_by_nobody
 from statetap_sglang.layout import Place
 from statetap_sglang.tap import FREE_DIRECTORY, TapError, ensure_private_directory
 
@@ -173,7 +173,7 @@ class PinnedFiles:
         """Make ready what was handed back; give back to the system what was removed, and what has been idle."""
         gone = [(number, file) for number, file in self._published.items() if not os.path.lexists(file.path)]
         # Looked at afterwards: what was handed back, in one step, is there by now.
-        handed_back = {int(name.partition(".")[0]): name for name in self._names()} if gone else {}
+        handed_back = {free_number(name): name for name in self._names()} if gone else {}
         for number, file in gone:
             if number in handed_back:
                 self._take_back(file, number, handed_back[number])
