@@ -48,7 +48,8 @@ class Plan:
         """Die here, if this is the place."""
         try:
             text = self._path.read_bytes()
-        except FileNotFoundError:
+        except OSError:
+            # There is none, or no descriptor is free for it: that is a fault of its own, and not one of every step.
             return
         with self._counting:
             if text != self._text:
