@@ -38,6 +38,7 @@ from statetap.api.services import Limits, Services
 from statetap.api.translate import worker, worker_record
 from statetap.core.records import WorkerRecord
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
+from statetap.heap import keep_little
 from statetap.ports import Clock, DumpSource, TapSeen
 from statetap.runtime.admission import Admission
 from statetap.runtime.disk_watch import DiskWatch
@@ -251,6 +252,7 @@ async def serve(settings: Settings, *, announce: Callable[[str], None] = lambda 
         LedgerError: the ledger cannot be used.
         OSError: the address is taken.
     """
+    keep_little()
     lock = lock_data_dir(settings.data_dir)
     wired = wire(settings)
     # Modules and parts stay: the collector need not go through them again and again. Before any job is taken up, which must not.

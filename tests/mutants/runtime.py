@@ -271,4 +271,12 @@ MUTANTS = (
         catcher=tests("tests/unit/runtime/test_jobs.py", "-k", "ended_later"),
         breaks="no state of waiting from which nothing can move",
     ),
+    Mutant(
+        name="threads-keep-heaps-of-what-was-freed",
+        file="service/statetap/heap.py",
+        old="            mallopt(what, value)\n",
+        new="            mallopt\n",
+        catcher=tests("tests/unit/test_heap.py"),
+        breaks="the service's memory is flat over weeks",
+    ),
 )
