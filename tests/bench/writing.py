@@ -136,8 +136,8 @@ async def _inspect(inspector: ThreadedCaptureInspector, dumps: list[MappedDump],
 
 def _bare(material: Material, target: Path, way: Callable[[Path], Alignment | None] = ways.of) -> None:
     """Shards without any digest, on one thread."""
-    mappings = SharedMappings()
     for _, unit in material.units(target):
+        mappings = SharedMappings(segment.data.cast("B") for segment in unit.segments)
         for plan in plan_shards(unit):
             path = target / plan.key
             path.parent.mkdir(parents=True)
@@ -182,7 +182,7 @@ def _bare_null(material: Material, target: Path) -> None:
 
 
 def _to_null(material: Material, target: Path, hasher: Callable[[], Hasher]) -> None:
-    mappings = SharedMappings()
     for _, unit in material.units(target):
+        mappings = SharedMappings(segment.data.cast("B") for segment in unit.segments)
         for plan in plan_shards(unit):
             write_object(plan, _NullFile(), hasher(), mappings)

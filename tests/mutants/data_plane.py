@@ -72,6 +72,14 @@ MUTANTS = (
         breaks="only pages that the kernel has elsewhere are dropped",
     ),
     Mutant(
+        name="writer-forgets-what-lies-where-a-dump-was",
+        file="service/statetap/adapters/store/direct_io.py",
+        old="        self._spans.sort()\n",
+        new="        self._spans = shared\n",
+        catcher=tests("tests/unit/adapters/store/test_direct_io.py", "-k", "another_dump"),
+        breaks="what is written is what was hashed, whatever is unmapped meanwhile",
+    ),
+    Mutant(
         name="writer-publishes-for-nobody",
         file="service/statetap/adapters/store/local_shard_writer.py",
         old="""                self._publish(written)

@@ -12,6 +12,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,34 +78,46 @@ def address_of(view: memoryview) -> int:
 
 
 class SharedMappings:
-    """The shared mappings of this process as they are now; their pages can be dropped, for the kernel has them elsewhere.
+    """Which of these views lie in shared mappings; their pages can be dropped, for the kernel has them elsewhere.
 
     Pages of a dump that were read or written from stay in the process's resident memory until they are unmapped. They may be
-    dropped sooner, but only those: private memory would lose its contents. So the kernel is asked, not the caller.
+    dropped sooner, but only those: private memory would lose its contents. So the kernel is asked, not the caller; and only of
+    views that stay as long as this is used: where other dumps were mapped a moment ago, private memory may be by now.
     """
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        try:
-            lines = _MAPS.read_text().splitlines()
-        except OSError:
-            return
-        for line in lines:
-            span, permissions, _ = line.split(" ", 2)
-            if permissions[3] == "s":
-                start, _, end = span.partition("-")
-                self._starts.append(int(start, 16))
-                self._ends.append(int(end, 16))
+    def __init__(self, views: Iterable[memoryview]) -> None:
+        shared = _shared_spans()
+        starts = [start for start, _ in shared]
+        self._spans: list[tuple[int, int]] = []
+        for view in views:
+            if len(view):
+                address = address_of(view)
+                at = bisect_right(starts, address) - 1
+                if at >= 0 and address + len(view) <= shared[at][1]:
+                    self._spans.append((address, address + len(view)))
+        self._spans.sort()
+        self._starts = [start for start, _ in self._spans]
 
     def drop(self, views: Iterable[memoryview]) -> None:
-        """Let go of the resident pages of those views that lie in a shared mapping; they come back when they are touched."""
+        """Let go of the resident pages of whatever is a part of one of those views; they come back when they are touched."""
         for view in views:
             if len(view) < PAGE_BYTES:
                 continue
             address = address_of(view)
             at = bisect_right(self._starts, address) - 1
-            if at < 0 or address + len(view) > self._ends[at]:
+            if at < 0 or address + len(view) > self._spans[at][1]:
                 continue
             start = address - address % PAGE_BYTES
             _libc.madvise(start, address + len(view) - start, mmap.MADV_DONTNEED)
+
+
+def _shared_spans() -> list[tuple[int, int]]:
+    """Where the shared mappings of this process begin and end, in order."""
+    spans = []
+    with suppress(OSError):
+        for line in _MAPS.read_text().splitlines():
+            span, permissions, _ = line.split(" ", 2)
+            if permissions[3] == "s":
+                start, _, end = span.partition("-")
+                spans.append((int(start, 16), int(end, 16)))
+    return spans

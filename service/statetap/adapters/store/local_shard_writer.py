@@ -130,7 +130,8 @@ class _Attempt:
 
     def _write_all(self, shards: Executor) -> tuple[ShardObject, ...]:
         # To find the mappings takes longer than to write what is smaller than a window.
-        mappings = SharedMappings() if sum(plan.nbytes for plan in self._plans) > WINDOW_BYTES else None
+        large = sum(plan.nbytes for plan in self._plans) > WINDOW_BYTES
+        mappings = SharedMappings(piece.data for plan in self._plans for piece in plan.pieces) if large else None
         futures = [shards.submit(self._write, plan, mappings) for plan in self._plans]
         try:
             wait(futures)

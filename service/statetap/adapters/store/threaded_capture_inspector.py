@@ -47,8 +47,8 @@ def _inspect(parts: Sequence[CapturePart], arrays: Sequence[HiddenArray]) -> Cap
     hasher = xxhash.xxh3_64(seed=0)
     fault: str | None = None
     # To find the mappings takes longer than to look at a small capture.
-    large = sum(view.nbytes for part in parts for view in part.views.values()) > WINDOW_BYTES
-    mappings = SharedMappings() if large else None
+    views = [view.cast("B") for part in parts for view in part.views.values()]
+    mappings = SharedMappings(views) if sum(map(len, views)) > WINDOW_BYTES else None
     sums = RowSums([part.row_checksums for part in parts])
     for array in arrays:
         checker = RowChecker(array)

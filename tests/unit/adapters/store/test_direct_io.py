@@ -1,5 +1,6 @@
 """What is asked of the kernel, and what it must not be asked: to forget memory that is nowhere else."""
 
+import ctypes
 import errno
 import mmap
 import os
@@ -13,6 +14,8 @@ from statetap.adapters.store.direct_io import Alignment, SharedMappings, allocat
 from statetap.adapters.store.write_ways import WriteWays
 
 NBYTES = 4 << 20
+# Linux 4.17; not in Python's mmap.
+MAP_FIXED_NOREPLACE = 0x100000
 
 
 def resident_bytes(address: int) -> int:
@@ -35,7 +38,7 @@ def test_pages_of_a_shared_mapping_are_dropped_and_come_back(tmp_path) -> None:
     view = np.frombuffer(mapped, np.uint8)
     before = bytes(view)
     assert resident_bytes(view.ctypes.data) == NBYTES
-    SharedMappings().drop([view[5000:-5000].data])
+    SharedMappings([view.data]).drop([view[5000:-5000].data])
     assert resident_bytes(view.ctypes.data) <= 4 * mmap.PAGESIZE
     assert bytes(view) == before
 
@@ -51,16 +54,33 @@ def test_private_memory_keeps_its_bytes(tmp_path, private) -> None:
         with (tmp_path / "dump").open("rb") as file:
             data = np.frombuffer(mmap.mmap(file.fileno(), NBYTES, mmap.MAP_PRIVATE), np.uint8)
     data[:] = 7
-    SharedMappings().drop([data.data])
+    SharedMappings([data.data]).drop([data.data])
     assert (data == 7).all()
 
 
-def test_a_mapping_that_came_later_is_left_alone(tmp_path) -> None:
-    mappings = SharedMappings()
-    view = np.frombuffer(shared_file(tmp_path / "dump"), np.uint8)
-    view.max()
-    mappings.drop([view.data])
-    assert resident_bytes(view.ctypes.data) == NBYTES
+def test_what_was_not_named_is_left_alone(tmp_path) -> None:
+    named, other = (np.frombuffer(shared_file(tmp_path / name), np.uint8) for name in ("named", "other"))
+    mappings = SharedMappings([named.data])
+    other.max()
+    mappings.drop([other.data])
+    assert resident_bytes(other.ctypes.data) == NBYTES
+
+
+def test_private_memory_where_another_dump_was_mapped_keeps_its_bytes(tmp_path) -> None:
+    kept, gone = (shared_file(tmp_path / name) for name in ("kept", "gone"))
+    place = np.frombuffer(gone, np.uint8).ctypes.data
+    mappings = SharedMappings([memoryview(kept)])
+    gone.close()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    assert libc.mmap(place, NBYTES, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) == place
+    data = np.frombuffer((ctypes.c_ubyte * NBYTES).from_address(place), np.uint8)
+    data[:] = 7
+    mappings.drop([data.data])
+    assert (data == 7).all()
+    libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(NBYTES))
 
 
 def test_memory_has_no_alignment_to_ask_for() -> None:
@@ -129,7 +149,7 @@ def test_without_proc_nothing_is_dropped(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(direct_io, "_MAPS", tmp_path / "nothing")
     view = np.frombuffer(shared_file(tmp_path / "dump"), np.uint8)
     view.max()
-    SharedMappings().drop([view.data])
+    SharedMappings([view.data]).drop([view.data])
     assert resident_bytes(view.ctypes.data) == NBYTES
 
 
