@@ -69,4 +69,12 @@ MUTANTS = (
         catcher=tests("tests/unit/runtime/test_lost_captures.py"),
         breaks="want of room in the dump directory is back-pressure, not attempts",
     ),
+    Mutant(
+        name="blame-takes-a-lost-request-for-bad-samples",
+        file=f"{CORE}/blame.py",
+        old="        if costs:\n",
+        new="        if True:\n",
+        catcher=tests("tests/unit/core/test_blame.py", "-k", "lost_request"),
+        breaks="what befalls a whole request says nothing of its samples",
+    ),
 )

@@ -89,7 +89,9 @@ class Blame:
             # It was another boot of the worker that failed.
             return ()
         failed_at = self._failed_at.setdefault(unit, {}).setdefault(asked.sample, set())
-        failed_at.add((asked.worker, asked.captures_before))
+        if costs:
+            # What befell a whole request says something of its worker, and nothing of any of its samples.
+            failed_at.add((asked.worker, asked.captures_before))
         if len(failed_at) > 1:
             self._clear(unit, asked.sample)
             return ()

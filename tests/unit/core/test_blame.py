@@ -167,6 +167,12 @@ def test_a_request_of_many_samples_is_one_failure(court):
     assert fail_together(court, "a", 22, 23) == [*range(23), 23]
 
 
+def test_a_lost_request_says_nothing_of_its_samples_at_the_next_worker(court):
+    fail_together(court, "a", 0, 1, 2)
+    assert court.fails("b", 0, 1) == []
+    assert court.fails("b", 2) == [0, 1, 2]
+
+
 def test_a_capture_clears_the_worker_of_what_failed_in_the_same_request(court):
     court.fails("a", 0, 1)
     for number, sample in enumerate((2, 3, 4)):
