@@ -151,6 +151,7 @@ class Rehearsal:
             row_bytes=plan.row_bytes,
             hidden=plan.hidden,
             workers=plan.workers,
+            budget_bytes=plan.budget_bytes,
             state=job.state if job.reason is None else f"{job.state}: {job.reason}",
             stored=job.progress.samples.stored,
             units=len(outlet.placement.units),

@@ -17,6 +17,7 @@ WELL = Rehearsed(
     row_bytes=2048,
     hidden=256,
     workers=8,
+    budget_bytes=150 * MIB,
     state="completed",
     stored=100,
     units=2,

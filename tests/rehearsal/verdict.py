@@ -32,16 +32,13 @@ class Look:
     descriptors: int
     threads: int
 
-    @property
-    def rss(self) -> int:
-        return self.anonymous + self.files + self.shared
-
 
 @dataclass(frozen=True)
 class Rehearsed:
     """What a rehearsal found. `seconds` are from submission to the job's end, the first `planning_seconds` without a request.
 
-    `object_bytes` are those of all shard objects, of which `row_bytes` for each token are hidden states.
+    `object_bytes` are those of all shard objects, of which `row_bytes` for each token are hidden states; `budget_bytes` is what a
+    worker's dumps may take.
     """
 
     samples: int
@@ -49,6 +46,7 @@ class Rehearsed:
     row_bytes: int
     hidden: int
     workers: int
+    budget_bytes: int
     state: str
     stored: int
     units: int
@@ -74,10 +72,10 @@ class Rehearsed:
         yield none("of them, and of all objects, missing or with other bytes than published", self.wrong_bytes)
         warm = self.looks[int(len(self.looks) * WARM_UP) :]
         yield flat(warm, "memory of its own (RssAnon)", "anonymous", MIB, "MiB")
-        yield flat(warm, "resident memory (with mapped dumps)", "rss", MIB, "MiB")
         yield flat(warm, "descriptors", "descriptors")
         yield flat(warm, "threads", "threads")
         yield self._mapped_files()
+        yield self._mapped_dumps()
         yield none("dumps and shard objects left", self.left)
 
     def _mapped_files(self) -> Criterion:
@@ -85,6 +83,12 @@ class Rehearsed:
         wanted = first + RESIDENT_BYTES + CODE_BYTES
         found = f"{first / MIB:,.1f}, at most {most / MIB:,.1f} MiB"
         return Criterion("service: mapped files", found, f"≤ {wanted / MIB:,.1f} MiB", most <= wanted)
+
+    def _mapped_dumps(self) -> Criterion:
+        """They come and go with the units that are open, how many of which depends on the disk; never more than was reserved."""
+        most, wanted = max(look.shared for look in self.looks), self.workers * self.budget_bytes
+        found = f"at most {most / MIB:,.0f} MiB"
+        return Criterion("service: mapped dumps", found, f"≤ {wanted / MIB:,.0f} MiB, the workers' budgets", most <= wanted)
 
     @property
     def short(self) -> list[Criterion]:
@@ -103,12 +107,11 @@ class Rehearsed:
         )
 
     def _caption(self) -> str:
-        shared = max(look.shared for look in self.looks) / MIB
         return (
             f"{self.units:,} units on {self.workers} workers after {self.planning_seconds:.1f} s of planning; "
             f"{self.object_bytes / 1e9:,.1f} GB of shard objects written and removed. The service took "
             f"{self.service_cpu_seconds:,.0f} CPU-s: {self.service_cpu_seconds / (self.nbytes / 1e9):.2f} a GB. "
-            f"At most {shared:,.0f} MiB of dumps mapped, {len(self.looks)} looks"
+            f"{len(self.looks)} looks"
         )
 
 
