@@ -40,8 +40,8 @@ MUTANTS = (
     Mutant(
         name="batch-answers-by-position",
         file="service/statetap/adapters/inference/answers.py",
-        old='meta.get("id") == rid]',
-        new="meta]",
+        old="            named[name].append((one, meta))\n",
+        new="            named[rids[len(seen) - 1]].append((one, meta))\n",
         catcher=tests("tests/unit/adapters/inference/test_answers.py"),
         breaks="an answer belongs to the sample whose rid it bears, wherever it stands",
     ),

@@ -21,19 +21,21 @@ def read_answers(reply: Any, rids: Sequence[str]) -> list[Outcome]:
     An answer belongs to the sample whose rid it bears, wherever it stands. A sample that the worker aborted is refused with 503
     (or the status that the worker gives); one without exactly one readable answer is refused with 502.
     """
-    replies = reply if isinstance(reply, list) else [reply]
-    metas = [meta if isinstance(meta := _member(one, "meta_info"), dict) else {} for one in replies]
-    return [
-        _outcome([(one, meta) for one, meta in zip(replies, metas, strict=True) if meta.get("id") == rid], rid, metas)
-        for rid in rids
-    ]
+    named: dict[str, list[tuple[Any, dict[str, Any]]]] = {rid: [] for rid in rids}
+    seen = []
+    for one in reply if isinstance(reply, list) else [reply]:
+        meta = meta if isinstance(meta := _member(one, "meta_info"), dict) else {}
+        seen.append(name := meta.get("id"))
+        if isinstance(name, str) and name in named:
+            named[name].append((one, meta))
+    return [_outcome(named[rid], rid, seen) for rid in rids]
 
 
-def _outcome(named: Sequence[tuple[Any, dict[str, Any]]], rid: str, metas: Sequence[dict[str, Any]]) -> Outcome:
+def _outcome(named: Sequence[tuple[Any, dict[str, Any]]], rid: str, seen: Sequence[Any]) -> Outcome:
     try:
         if len(named) != 1:
-            seen = ", ".join(repr(meta.get("id")) for meta in metas)
-            raise RequestRefused(MALFORMED, f"{len(named)} answers to {rid}; the reply answers {seen:.200}")
+            answered = ", ".join(map(repr, seen[:20]))
+            raise RequestRefused(MALFORMED, f"{len(named)} answers to {rid}; the reply answers {answered:.200}")
         return _read_answer(*named[0], rid)
     except RequestRefused as refused:
         return refused
