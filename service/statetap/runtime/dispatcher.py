@@ -1,8 +1,9 @@
 """Gives every free worker something to do: a unit that waits for a worker, or the next one of the most urgent job.
 
 A unit's bytes are reserved in the worker's dump directory before it is leased, so that a started unit can always finish. While a
-worker is at work, its job's next unit is leased ahead, where there is room for both: at the end of the one it goes on with the
-other without waiting for the ledger. When its job is paused, what nobody has begun is given back.
+worker is at work, the next unit is leased ahead for it, where there is room for both: at the end of the one it goes on with the
+other without waiting for the ledger. What nobody has begun is given back when its job is paused, or when no worker that may work
+on it is left to hold its room. What somebody has begun comes before all else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from math import inf
 
 from structlog.typing import FilteringBoundLogger
 
@@ -115,7 +117,7 @@ class Dispatcher:
             self._pool.changed.clear()
             try:
                 self._tell_who_waits()
-                await self._withdraw_paused()
+                await self._withdraw()
                 for driver in self._pool.drivers:
                     if driver.free and driver.turn is None and (run := await self._find_run(driver)) is not None:
                         self._give_turn(driver, run)
@@ -163,16 +165,21 @@ class Dispatcher:
         )
 
     async def _find_run(self, driver: WorkerDriver) -> UnitRun | None:
-        """An open unit with samples that wait for a worker like this one, else a new lease.
+        """An open unit with samples that wait for a worker like this one, else a new lease: of a more urgent job than what was
+        only leased ahead, if there is one.
 
         A worker on probation gets a sample that has not failed yet, if there is one: what fails at that says something.
         """
         on_probation = driver.machine.on_probation
-        run = self._open_run(driver, UnitRun.fresh_for if on_probation else UnitRun.waiting_for)
-        if run is None:
-            if (leased := await self._new_run(driver)) is not None:
+        wanted = UnitRun.fresh_for if on_probation else UnitRun.waiting_for
+        run = self._open_run(driver, wanted)
+        if run is None or not run.begun:
+            if (leased := await self._new_run(driver, instead_of=run)) is not None:
                 return leased
-            run = self._open_run(driver, UnitRun.waiting_for) if on_probation else None
+            # Looked for again: meanwhile that one may have ended.
+            run = self._open_run(driver, wanted)
+        if run is None and on_probation:
+            run = self._open_run(driver, UnitRun.waiting_for)
         if run is None or not driver.space.fits(run.id, need := run.dump_bytes(driver.chunk)):
             # Without room, its turn still comes before any new unit, or it might wait for ever.
             return None
@@ -182,8 +189,7 @@ class Dispatcher:
     def _open_run(self, driver: WorkerDriver, wanted: Wanted) -> UnitRun | None:
         """The first open unit that this worker may work on, has no other worker, and wants one for some of its samples."""
         lent = set(self._turns.values())
-        # First what was leased for this worker: it has the room for it.
-        for run in sorted(self._runs.values(), key=lambda run: not driver.space.holds(run.id)):
+        for run in sorted(self._runs.values(), key=lambda run: self._order(driver, run)):
             if run.id in lent or not self._may_work_on(driver, run.spec):
                 continue
             too_large = run.dump_bytes(driver.chunk) > driver.space.capacity_bytes
@@ -191,9 +197,21 @@ class Dispatcher:
                 return run
         return None
 
-    async def _new_run(self, driver: WorkerDriver) -> UnitRun | None:
-        """The next unit of the most urgent job that this worker may work on and has room for."""
-        for job in sorted(self._jobs.values(), key=lambda job: (-job.priority, job.created_at)):
+    def _order(self, driver: WorkerDriver, run: UnitRun) -> tuple[float, ...]:
+        """First what is begun: its dumps take room until it ends. Then by job, and what was leased ahead for this very worker."""
+        return (0,) if run.begun else (1, *self._urgency(run.id[0]), not driver.space.holds(run.id))
+
+    def _urgency(self, job: str) -> tuple[float, float]:
+        """Of two jobs, the one with the lesser comes first."""
+        record = self._jobs.get(job)
+        return (inf, inf) if record is None else (-record.priority, record.created_at)
+
+    async def _new_run(self, driver: WorkerDriver, *, instead_of: UnitRun | None) -> UnitRun | None:
+        """The next unit of the most urgent job that this worker may work on and has room for; of a more urgent one than that."""
+        least = (inf, inf) if instead_of is None else self._urgency(instead_of.id[0])
+        for job in sorted(self._jobs.values(), key=lambda job: self._urgency(job.id)):
+            if self._urgency(job.id) >= least:
+                break
             if job.state is JobState.RUNNING and self._may_work_on(driver, job.spec):
                 leased = await self._lease(driver, job)
                 if leased is not None:
@@ -204,31 +222,35 @@ class Dispatcher:
         return driver.tap is not None and self._pool.serves(driver.tap, spec)
 
     async def _lease_ahead(self) -> bool:
-        """Lease the next unit of the job that some worker works on, if that worker has none yet to go on with."""
+        """Lease the next unit for some worker that is at work, if it has none yet to go on with, or of a less urgent job."""
         for driver in self._pool.drivers:
-            run = self._runs.get(self._turns[driver.name]) if driver.name in self._turns else None
-            if run is None or driver.machine.draining or driver.name in self._not_ahead:
+            away = driver.machine.draining or driver.machine.is_held
+            if driver.name not in self._turns or away or driver.name in self._not_ahead:
                 continue
             self._not_ahead.add(driver.name)
-            job = self._jobs.get(run.id[0])
-            if job is None or job.state is not JobState.RUNNING or self._has_spare(driver):
-                continue
-            if await self._lease(driver, job) is not None:
+            if await self._new_run(driver, instead_of=self._spare(driver)) is not None:
                 return True
         return False
 
-    async def _withdraw_paused(self) -> None:
-        """Its room is for others meanwhile. That a unit comes back like this says nothing against it."""
+    async def _withdraw(self) -> None:
+        """Give back what nobody has begun, nor will soon. That a unit comes back like this says nothing against it."""
         paused = {job.id for job in self._jobs.values() if job.state is JobState.PAUSED}
-        for run in [run for run in self._runs.values() if run.id[0] in paused and not run.begun]:
-            if run.id not in self._withdrawn:
-                self._withdrawn.add(run.id)
-                await run.give_up("its job is paused")
-
-    def _has_spare(self, driver: WorkerDriver) -> bool:
-        """Whether a unit waits that has its room at this worker."""
         lent = set(self._turns.values())
-        return any(run.id not in lent and run.is_waiting and driver.space.holds(run.id) for run in self._runs.values())
+        for run in [run for run in self._runs.values() if not run.begun and run.id not in lent | self._withdrawn]:
+            if run.id[0] in paused:
+                reason = "its job is paused"
+            elif not any(driver.space.holds(run.id) for driver in self._pool.serving(run.spec)):
+                reason = "no worker that may work on it holds its room"
+            else:
+                continue
+            self._withdrawn.add(run.id)
+            await run.give_up(reason)
+
+    def _spare(self, driver: WorkerDriver) -> UnitRun | None:
+        """What was leased ahead for this worker and waits; of the most urgent job, if there are several."""
+        lent = set(self._turns.values())
+        held = (run for run in self._runs.values() if not run.begun and run.id not in lent and driver.space.holds(run.id))
+        return min((run for run in held if run.is_waiting), key=lambda run: self._urgency(run.id[0]), default=None)
 
     async def _lease(self, driver: WorkerDriver, job: JobRecord) -> UnitRun | None:
         """Reserve the bytes of the job's next unit, then lease it. None: there is no unit, or no room for it now."""

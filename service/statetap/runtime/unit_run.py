@@ -86,6 +86,7 @@ class UnitRun:
         self._ended = ended
         self._blaming = blaming
         self._norms = UnitNorms(norms)
+        self._dump_bytes: dict[int | None, int] = {}
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
@@ -103,7 +104,9 @@ class UnitRun:
 
     def dump_bytes(self, chunk: int | None) -> int:
         """What its dumps may take in a worker's dump directory."""
-        return unit_dump_bytes(self.samples.lengths.values(), self.arrays, chunk)
+        if chunk not in self._dump_bytes:
+            self._dump_bytes[chunk] = unit_dump_bytes(self.samples.lengths.values(), self.arrays, chunk)
+        return self._dump_bytes[chunk]
 
     def waiting_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> Iterator[int]:
         """The samples to ask this worker for now: back-off over, and not failed here before if they may go elsewhere.

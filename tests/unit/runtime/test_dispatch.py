@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 from statetap.core.records import JobState, SampleStatus, UnitState
+from statetap.core.requests import RequestName
 from statetap.core.reservation import unit_dump_bytes
 from statetap.telemetry import events
 
 from tests.fakes.clock import settle
 from tests.fakes.harness import ARRAYS, TAP, FakeWorker, running
-from tests.fakes.inference import Hang, Refuse
+from tests.fakes.inference import Answer, Hang, Refuse
 
 STORED, PENDING = SampleStatus.STORED, SampleStatus.PENDING
 UNIT_BYTES = unit_dump_bytes([8], ARRAYS, None)
@@ -143,6 +144,50 @@ async def test_what_was_leased_ahead_is_given_back_when_its_job_is_paused_and_th
         assert world.statuses(job) == [STORED, STORED]
 
 
+async def test_what_was_leased_ahead_for_a_worker_that_goes_away_is_given_back_and_done_by_another():
+    a, b = FakeWorker("a"), FakeWorker("b")
+    async with running(a, b) as world:
+        a.client.script.append(Hang())
+        b.client.default = Hang()
+        job = await world.submit(*[8] * 12)
+        ahead = {run.id[1] for run in world.course.dispatcher.open_runs(job) if not run.begun}
+        assert ahead == {2, 3}
+        await world.pool.remove("a")
+        while len(b.asked) < 5:
+            await world.passes(1)
+            b.client.wake()
+            await settle()
+        assert [RequestName.parse(rid).unit for rid in b.asked] == [1, 0, 3, 2, 4]
+        b.client.default = Answer()
+        b.client.wake()
+        await settle()
+        assert world.statuses(job) == [STORED] * 12
+
+
+async def test_a_unit_that_wants_another_worker_gets_it_before_what_was_leased_ahead_for_that():
+    a, b = FakeWorker("a"), FakeWorker("b")
+    async with running(a, b, retry_backoff_seconds=0.001) as world:
+        a.client.script.append(Refuse(500))
+        a.client.default = b.client.default = Hang()
+        await world.submit(*[8] * 12)
+        while len(b.asked) < 3:
+            await world.passes(0.1)
+            b.client.wake()
+            await settle()
+        assert [RequestName.parse(rid).unit for rid in b.asked] == [1, 0, 3]
+
+
+async def test_an_urgent_job_comes_before_what_was_leased_ahead_of_another():
+    worker = FakeWorker("a")
+    worker.client.script.append(Hang())
+    async with running(worker) as world:
+        low = await world.submit(*[8] * 4, store="s0")
+        high = await world.submit(8, 8, store="s1", priority=9)
+        worker.client.wake()
+        await settle()
+        assert [RequestName.parse(rid).job for rid in worker.asked] == [low, high, high, low, low, low]
+
+
 async def test_the_more_urgent_job_goes_first_and_then_the_older_one():
     worker = FakeWorker("a")
     worker.client.script.append(Hang())
@@ -156,7 +201,7 @@ async def test_the_more_urgent_job_goes_first_and_then_the_older_one():
         high = await world.submit(8, store="s4", priority=5)
         worker.client.wake()
         await settle()
-        assert [line["job"] for line in world.logged(events.UNIT_LEASED)] == [first, high, old, new, low]
+        assert [RequestName.parse(rid).job for rid in worker.asked] == [first, high, old, new, low]
 
 
 async def test_a_commit_wakes_an_idle_worker():
