@@ -58,6 +58,11 @@ class StrictGate:
         self._fenced = False
         self._failed_fence: int | None = None
 
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a fence has appeared, and nothing has been in doubt since."""
+        return self._fenced
+
     def may_send(self, length: int) -> bool:
         return self._fenced and length != self._previous and length not in self._unaccounted
 

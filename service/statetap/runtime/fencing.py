@@ -18,7 +18,10 @@ class FenceFailed(Exception):
 
 
 class Fencing:
-    """One worker's gate, and the fence that is under way. A lifecycle closes `quiet_period_seconds` after its dumps came."""
+    """One worker's gate, the fence that is under way, and lifecycles that are closed while their captures are still looked at.
+
+    A lifecycle closes `quiet_period_seconds` after its dumps came.
+    """
 
     def __init__(self, worker: str, gate: StrictGate, vocab_size: int, quiet_period_seconds: float, clock: Clock) -> None:
         self.gate = gate
@@ -28,6 +31,28 @@ class Fencing:
         self._clock = clock
         self._fences = 0
         self._appeared = asyncio.Event()
+        self._unsettled: list[tuple[int, asyncio.Future[bool]]] = []
+
+    def follow(self, length: int, accepted: asyncio.Future[bool]) -> None:
+        """The lifecycle of a request of this length has ended; `accepted` says, now or later, whether with a good capture."""
+        self._unsettled.append((length, accepted))
+
+    def take_outcomes(self) -> None:
+        """Doubt what has failed since: nothing may be sent before a fence."""
+        for length, accepted in self._unsettled:
+            if accepted.done() and not accepted.result():
+                self.gate.doubt(length)
+        self._unsettled = [(length, accepted) for length, accepted in self._unsettled if not accepted.done()]
+
+    async def stands(self) -> bool:
+        """Whether no lifecycle since the last fence has failed, once all that have ended are settled.
+
+        If one has, what the request after it brought may be its late dumps.
+        """
+        if self._unsettled:
+            await asyncio.wait([accepted for _, accepted in self._unsettled])
+            self.take_outcomes()
+        return self.gate.is_fenced
 
     def saw_stray(self, dump: DumpFacts) -> None:
         """A dump outside every lifecycle; the fence's own is among them."""

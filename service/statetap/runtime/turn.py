@@ -2,7 +2,8 @@
 
 By tokens a request carries as many samples as the worker's tuner says. The next one is made ready while it is in flight, and
 leaves as soon as the answer is in, while captures are still being collected. By count a request carries one sample, the next one
-waits until the lifecycle before it is closed, and a fence stands wherever two might be confused.
+waits until the lifecycle before it is closed, and a fence stands wherever two might be confused. It does not wait until the
+values are looked at: if those are refused, so is what the next request brought.
 
 What befalls a request of several samples says nothing of any of them: each goes again, alone.
 """
@@ -81,6 +82,7 @@ class Turn:
 
     async def _go_on_strictly(self, fencing: Fencing) -> bool:
         """Ask for a sample that waits, or send the fence that must come first. False: the worker is to be left alone for now."""
+        fencing.take_outcomes()
         samples = list(self._run.waiting_for(self._driver.name, self._elsewhere))
         lengths = [self._run.samples.lengths[sample] for sample in samples]
         length = fencing.gate.choose(lengths)
@@ -96,20 +98,25 @@ class Turn:
         return True
 
     async def _ask_strictly(self, fencing: Fencing, sample: int) -> None:
+        """Ask for a sample, until its dumps are chosen or it has failed."""
         run, driver, gate = self._run, self._driver, fencing.gate
         length = run.samples.lengths[sample]
         rid = run.assign(sample, driver.name, Identity.COUNT, gate.chunk)
-        outcome = run.await_attempt(rid, lambda: driver.look_again(fencing.quiet_period_seconds))
+        lifecycle = run.begin_lifecycle(rid)
         driver.begin_lifecycle(rid)
         gate.sent(length)
-        captured = False
         try:
             await self._send({rid: sample})
-            captured = await outcome
+            if await lifecycle.complete:
+                await driver.look_again(fencing.quiet_period_seconds)
+                if await fencing.stands():
+                    run.post(msg.LifecycleClosed(rid))
+                else:
+                    self._fail(rid, RefusalReason.AMBIGUOUS, "the capture before it was refused, unfenced", msg.Fault.NOBODY)
+                await lifecycle.chosen
         finally:
             driver.end_lifecycle()
-            if not captured:
-                gate.doubt(length)
+            fencing.follow(length, lifecycle.accepted)
 
     async def _send(self, asked: dict[str, int]) -> None:
         """Send one request, of these attempts (rid to sample), and post what came of each."""

@@ -35,6 +35,7 @@ from statetap.ports import (
 )
 from statetap.runtime.blaming import Blaming
 from statetap.runtime.driver import WorkerDriver
+from statetap.runtime.lifecycle import Lifecycle
 from statetap.runtime.overdue import OverdueWatch
 from statetap.runtime.releasing import release, release_again
 from statetap.runtime.run_ports import Ending, RunPorts
@@ -91,7 +92,7 @@ class UnitRun:
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
         self._overdue = OverdueWatch(ports.settings.capture_timeout_seconds, ports.clock)
-        self._strict: dict[str, tuple[asyncio.Future[bool], Callable[[], Coroutine[Any, Any, None]]]] = {}
+        self._lifecycles: dict[str, Lifecycle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._releases: list[asyncio.Task[None]] = []
         self._work = UnitWork()
@@ -162,11 +163,10 @@ class UnitRun:
         self._blaming.asked(self.id, command, in_company=in_company)
         return command.rid
 
-    def await_attempt(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Future[bool]:
-        """Strict mode: resolves when the attempt is over, to whether it was accepted. `look_again` closes its lifecycle."""
-        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._strict[rid] = (outcome, look_again)
-        return outcome
+    def begin_lifecycle(self, rid: str) -> Lifecycle:
+        """Strict mode: whoever began this attempt is told of it, and closes its lifecycle by posting LifecycleClosed."""
+        lifecycle = self._lifecycles[rid] = Lifecycle()
+        return lifecycle
 
     def take_answer(self, recorded: RecordedAnswer, answer: GenerateAnswer) -> None:
         """The answer is in: from here on the capture has so much time to become complete."""
@@ -213,10 +213,13 @@ class UnitRun:
             case msg.DigestDumps(rid, dump_ids):
                 self._spawn(self._digest(rid, {dump_id: self._dumps[dump_id].views for dump_id in dump_ids}))
             case msg.InspectCapture(rid, dump_ids):
+                if (lifecycle := self._lifecycles.get(rid)) is not None:
+                    lifecycle.came(lifecycle.chosen)
                 dumps = [self._dumps[dump_id] for dump_id in dump_ids]
                 self._spawn(self._inspect(rid, [CapturePart(dump.views, dump.row_checksums) for dump in dumps]))
             case msg.CloseLifecycle(rid):
-                self._spawn(self._close_lifecycle(rid, self._strict[rid][1]))
+                lifecycle = self._lifecycles[rid]
+                lifecycle.came(lifecycle.complete)
             case msg.CaptureAccepted():
                 self._accepted(command)
             case msg.AttemptFailed():
@@ -243,13 +246,13 @@ class UnitRun:
         self.post(msg.DumpsDigested(rid, digests))
 
     async def _inspect(self, rid: str, parts: Sequence[CapturePart]) -> None:
+        if rid in self._lifecycles:
+            # The worker idles: first its next request goes out whole.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
         report = await self._ports.inspector.inspect(parts, self.arrays)
         refusal = report.refusal or self._norms.refusal(rid, report.norms)
         self.post(msg.CaptureInspected(rid, report.digest, refusal))
-
-    async def _close_lifecycle(self, rid: str, look_again: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        await look_again()
-        self.post(msg.LifecycleClosed(rid))
 
     def _accepted(self, event: msg.CaptureAccepted) -> None:
         self._norms.accepted(event.rid)
@@ -278,8 +281,8 @@ class UnitRun:
     def _settle(self, rid: str, *, captured: bool) -> None:
         """An attempt is over, one way or the other."""
         self._overdue.settled(rid)
-        if (strict := self._strict.pop(rid, None)) is not None and not strict[0].done():
-            strict[0].set_result(captured)
+        if (lifecycle := self._lifecycles.pop(rid, None)) is not None:
+            lifecycle.settle(accepted=captured)
 
     async def _wake_after(self, seconds: float) -> None:
         await self._ports.clock.sleep(seconds)
@@ -351,7 +354,7 @@ class UnitRun:
         if self.machine.state in (UnitPhase.COMMITTED, UnitPhase.ABANDONED):
             return
         self.post(msg.Abandoned(reason, release=True))
-        for rid in (*self._overdue.rids, *self._strict):
+        for rid in (*self._overdue.rids, *self._lifecycles):
             self._settle(rid, captured=False)
         if give_back:
             await self._give_back()

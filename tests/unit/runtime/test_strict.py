@@ -1,5 +1,6 @@
 """Strict mode: workers whose dumps carry no names, told apart by their row counts, by fences, and by waiting."""
 
+import asyncio
 from dataclasses import replace
 from zlib import crc32
 
@@ -233,6 +234,65 @@ async def test_a_job_by_tokens_never_goes_to_a_worker_that_only_counts():
         await settle()
         assert a.asked == []
         assert (await world.job(job)).spec.identity is Identity.TOKENS
+
+
+def held_up(world):
+    """Let no capture be looked at before the returned event is set."""
+    inspect, gate = world.inspector.inspect, asyncio.Event()
+
+    async def inspect_later(*arguments):
+        await gate.wait()
+        return await inspect(*arguments)
+
+    world.inspector.inspect = inspect_later
+    return gate
+
+
+async def test_the_next_request_goes_out_while_values_are_looked_at():
+    worker = plain()
+    async with running(worker) as world:
+        gate = held_up(world)
+        job = await world.submit(2, 3, 4)
+        # One at a time: the capture of 3 is chosen once that of 2 is known to be good.
+        assert worker.asked_lengths == [FENCE, 2, 3]
+        gate.set()
+        await settle()
+        assert worker.asked_lengths == [FENCE, 2, 3, 4]
+        assert world.statuses(job) == [STORED] * 3
+        world.assert_stored(job)
+        assert world.held_dumps == []
+
+
+async def test_what_was_asked_for_while_bad_values_were_looked_at_is_asked_for_again_behind_a_fence():
+    worker = plain()
+    async with running(worker, attempts_per_sample=1) as world:
+        world.inspector.refuse_once("last_hidden_states: row 1 is not finite")
+        gate = held_up(world)
+        job = await world.submit(2, 3)
+        assert worker.asked_lengths == [FENCE, 2, 3]
+        gate.set()
+        await world.passes(5)
+        # It is not the fault of 3, which has one attempt only.
+        assert worker.asked_lengths == [FENCE, 2, 3, FENCE, 3]
+        assert world.statuses(job) == [FAILED, STORED]
+        assert "the capture before it was refused" in world.logged(events.CAPTURE_REFUSED)[1]["reason"]
+        world.assert_stored(job)
+        assert world.held_dumps == []
+
+
+async def test_a_refusal_that_comes_between_two_turns_is_followed_by_a_fence():
+    worker = plain()
+    async with running(worker, attempts_per_sample=1) as world:
+        world.inspector.refuse_once("last_hidden_states: row 1 is not finite")
+        gate = held_up(world)
+        await world.submit(2)
+        assert worker.asked_lengths == [FENCE, 2]
+        assert world.pool.drivers[0].turn is None
+        gate.set()
+        await settle()
+        job = await world.submit(3, store="other")
+        assert worker.asked_lengths == [FENCE, 2, FENCE, 3]
+        assert world.statuses(job) == [STORED]
 
 
 async def test_cancelling_ends_a_turn_that_waits_for_its_lifecycle():

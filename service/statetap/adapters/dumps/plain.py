@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import shutil
 import stat
 from functools import partial
@@ -70,13 +71,15 @@ class PlainDumpSource(WatchingSource):
         self._post(self._tap)
 
     async def _scan(self) -> None:
-        names = [path.name for path in self._directory.iterdir()]
-        present = set(names)
-        self._reported &= present
-        for gone in set(self._known) - present:
+        with os.scandir(self._directory) as entries:
+            present = {entry.name: entry.inode() for entry in entries}
+        self._reported &= present.keys()
+        for gone in set(self._known) - present.keys():
             self._known.pop(gone, None)
-        for gone in self._incomplete.keys() - present:
+        for gone in self._incomplete.keys() - present.keys():
             self._settle(gone)
+        # Strict mode looks after each request: what was posted costs it no system call of its own.
+        names = [name for name, inode in present.items() if self._known.get(name) != inode]
         for position, name in enumerate(sorted(names, key=_directory_order)):
             if name.startswith(".") and name.endswith(_REMOVED_SUFFIX):
                 shutil.rmtree(self._directory / name, ignore_errors=True)

@@ -27,6 +27,7 @@ BYTES_PER_TURN = 1024
 _EVENT = struct.Struct("iIII")
 _Q_OVERFLOW, _IGNORED = 0x4000, 0x8000
 _WATCH_FLAGS = Mask.ONLYDIR | Mask.DONT_FOLLOW
+_Identity = tuple[int, int, int, int]
 
 
 class WatchingSource(ABC):
@@ -47,6 +48,7 @@ class WatchingSource(ABC):
         self._overflowed = asyncio.Event()
         self._scanning = asyncio.Lock()
         self._held: int | None = None
+        self._sure_of: list[_Identity] | None = None
 
     async def start(self, post: Callable[[DumpEvent], None]) -> None:
         """See the port. Events that come while this runs wait for its end.
@@ -85,10 +87,7 @@ class WatchingSource(ABC):
             raise self._fault
         async with self._scanning:
             try:
-                for directory in self._directories:
-                    ensure_private_directory(directory)
-                self._hold()
-                self._watch(self._directory, self._root_mask)
+                self._make_sure()
                 await self._scan()
             except (OSError, TapError) as error:
                 raise DumpSourceError(str(error)) from error
@@ -108,6 +107,7 @@ class WatchingSource(ABC):
         if self._held is not None:
             os.close(self._held)
             self._held = None
+        self._sure_of = None
         fault, self._fault = self._fault, None
         for result in (*results, fault):
             if isinstance(result, Exception):
@@ -134,14 +134,34 @@ class WatchingSource(ABC):
     def _notice(self, directory: Path, name: str) -> None:
         """Something called `name` appeared in a watched directory. Must not raise OSError."""
 
-    def _hold(self) -> None:
+    def _make_sure(self) -> None:
+        """That the directories are there, ours alone, held and watched: of those that are as they were, one look tells.
+
+        They cannot be others than they were: the last one is held open, so that its number is not given to a new one.
+
+        Raises:
+            TapError: a directory cannot be used.
+        """
+        with suppress(FileNotFoundError):
+            if self._sure_of == [_identity(os.lstat(directory)) for directory in self._directories]:
+                return
+        self._sure_of = None
+        for directory in self._directories:
+            ensure_private_directory(directory)
+        held = self._hold()
+        self._watch(self._directory, self._root_mask)
+        self._sure_of = [*(_identity(os.lstat(outer)) for outer in self._directories[:-1]), _identity(os.fstat(held))]
+
+    def _hold(self) -> int:
         """Keep the directory to this source: two would release each other's dumps, and by count take each other's.
+
+        Returns its descriptor.
 
         Raises:
             TapError: another source has it.
         """
         if self._held is not None and os.fstat(self._held).st_ino == self._directory.stat().st_ino:
-            return
+            return self._held
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,6 +172,7 @@ class WatchingSource(ABC):
         if self._held is not None:
             os.close(self._held)
         self._held = descriptor
+        return descriptor
 
     def _post(self, event: DumpEvent) -> None:
         if self._listener is not None:
@@ -210,3 +231,7 @@ class WatchingSource(ABC):
             await self.rescan()
         except DumpSourceError as error:
             self._post(DumpRejected(os.fspath(self._directory), str(error)))
+
+
+def _identity(status: os.stat_result) -> _Identity:
+    return status.st_dev, status.st_ino, status.st_mode, status.st_uid

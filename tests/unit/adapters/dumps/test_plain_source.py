@@ -132,6 +132,17 @@ async def test_a_server_that_counts_anew(root: Path, source: PlainDumpSource, li
     assert [dump.facts.rows for dump in listener.dumps] == [3, 4, 5]
 
 
+async def test_another_dump_of_a_known_name_is_found_without_its_event(
+    root: Path, source: PlainDumpSource, listener: Listener
+) -> None:
+    first = publish(root, 3)
+    await source.start(listener)
+    first.rename(root / ".aside")
+    assert publish(root, 5) == first
+    await source.rescan()
+    assert [dump.facts.rows for dump in listener.dumps] == [3, 5]
+
+
 async def test_a_dump_taken_away_by_others_and_another_of_its_name(
     root: Path, source: PlainDumpSource, listener: Listener
 ) -> None:
