@@ -1,5 +1,7 @@
 """write_tokens: shard by shard, in place, the same again."""
 
+import errno
+import threading
 import weakref
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import zarr
 from statetap.adapters.store import token_shards
 from statetap.adapters.store.zarr_store import ZarrStore
-from statetap.ports import StoreError, TokenBlock
+from statetap.ports import StoreError, StoreFull, TokenBlock
 from statetap_client import layout
 
 from tests.unit.adapters.store.test_zarr_store import make_plan, tree_of
@@ -106,6 +108,24 @@ async def test_blocks_that_break_the_ports_terms_are_refused(tmp_path, blocks) -
     store = await make_store(tmp_path / "s")
     with pytest.raises(StoreError, match="token rows"):
         await store.write_tokens(str(tmp_path / "s"), blocks)
+
+
+async def test_a_full_disk_is_told_and_no_thread_writes_on(tmp_path, monkeypatch) -> None:
+    store = await make_store(tmp_path / "s")
+    replaced: list[Path] = []
+
+    def full(path: Path, data: bytes) -> None:
+        replaced.append(path)
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(token_shards, "replace_file", full)
+    before = threading.active_count()
+    with pytest.raises(StoreFull, match="writing the tokens of"):
+        await store.write_tokens(str(tmp_path / "s"), [block(0, 4), block(SHARD, 4), block(2 * SHARD, 4)])
+    assert replaced
+    assert [thread.name for thread in threading.enumerate() if "token-writer" in thread.name] == []
+    assert threading.active_count() <= before + 1
+    assert not list((tmp_path / "s" / "input_ids").rglob("[0-9]*"))
 
 
 async def test_blocks_are_held_for_one_shard_at_most(tmp_path) -> None:
