@@ -70,11 +70,17 @@ class MemoryDataset:
     def id(self, index: int) -> str:
         return self._ids[index]
 
+    def ids(self, first: int, stop: int) -> list[str]:
+        return self._ids[first:stop]
+
     def input_ids(self, index: int) -> NDArray[np.int32]:
         return self._tokens[index]
 
     def loss_mask(self, index: int) -> NDArray[np.uint8]:
         return self._masks[index]
+
+    def tokens(self, first: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        return np.concatenate(self._tokens[first:stop]), np.concatenate(self._masks[first:stop])
 
 
 class MemoryDatasets:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 from statetap.adapters.ledger.cursors import decode_cursor, page
 from statetap.core.capture import reason_kind
 from statetap.core.records import (
@@ -27,7 +28,16 @@ from statetap.core.records import (
     UnitState,
     WorkerRecord,
 )
-from statetap.ports import CommitEvent, IdempotencyConflict, IdempotencyKey, LeaseLost, LedgerError, NotFound, Page
+from statetap.ports import (
+    CommitEvent,
+    IdempotencyConflict,
+    IdempotencyKey,
+    LeaseLost,
+    LedgerError,
+    NotFound,
+    Page,
+    SampleColumns,
+)
 
 T = TypeVar("T")
 
@@ -300,8 +310,17 @@ class FakeLedger:
         chosen = [s for i, s in sorted(self._job(job).samples.items()) if i > after and status in (None, s.status)]
         return page("samples", chosen, limit, lambda s: s, lambda s: s.sample)
 
-    async def sample_range(self, job: str, first: int, count: int) -> list[SampleRecord]:
-        return [s for i, s in sorted(self._job(job).samples.items()) if first <= i < first + count]
+    async def sample_columns(self, job: str, first: int, count: int) -> SampleColumns:
+        chosen = [s for i, s in sorted(self._job(job).samples.items()) if first <= i < first + count]
+        return SampleColumns(
+            first=first,
+            ids=[s.id for s in chosen],
+            row_start=np.array([s.row_start for s in chosen], np.int64),
+            length=np.array([s.length for s in chosen], np.int32),
+            status=np.array([s.status for s in chosen], np.uint8),
+            next_token=np.array([s.next_token for s in chosen], np.int32),
+            digest=np.array([s.digest for s in chosen], np.uint64),
+        )
 
     async def failures(self, job: str) -> dict[str, int]:
         unhappy = (s for s in self._job(job).samples.values() if s.status in (SampleStatus.FAILED, SampleStatus.SKIPPED))

@@ -10,6 +10,14 @@ RANGES = "tests/unit/statetap_client/test_byte_ranges.py"
 
 MUTANTS = (
     Mutant(
+        name="token-writers-fail-unheard",
+        file="service/statetap/adapters/store/token_shards.py",
+        old="            for written in writing:\n                written.result()\n",
+        new="",
+        catcher=tests("tests/unit/adapters/store/test_token_shards.py"),
+        breaks="tokens are durable when `write_tokens` returns: no shard that a thread failed to write is passed over",
+    ),
+    Mutant(
         name="writer-adopts-other-bytes",
         file="service/statetap/adapters/store/local_shard_writer.py",
         old="    return hasher.intdigest() == written.digest\n",

@@ -192,6 +192,22 @@ MUTANTS = (
         breaks="what cannot fit a worker's budget is refused at submission, with figures",
     ),
     Mutant(
+        name="runtime-joins-samples-over-gaps",
+        file=f"{RUNTIME}/preparation.py",
+        old=" & (first[1:] == ends[:-1])",
+        new="",
+        catcher=tests(f"{TESTS}/test_preparation.py"),
+        breaks="a sample's tokens stand at its own rows, also where the sample before it in the dataset does not end there",
+    ),
+    Mutant(
+        name="runtime-joins-samples-that-are-cut-short",
+        file=f"{RUNTIME}/preparation.py",
+        old=" & whole[:-1]",
+        new="",
+        catcher=tests(f"{TESTS}/test_preparation.py"),
+        breaks="of a truncated sample, the tokens that were cut off are in nobody's rows",
+    ),
+    Mutant(
         name="runtime-fences-once",
         file=f"{RUNTIME}/turn.py",
         old="            fencing.follow(length, lifecycle.accepted)\n",

@@ -29,7 +29,7 @@ from statetap.core.records import JobSpec, JobState, SampleStatus, SampleVerdict
 from statetap.core.spec import CaptureSpec, Compression, Final, Identity, ModelFacts
 from statetap.ports import LedgerError
 
-from tests.contract.ledgers.plan import dataset, job, sample, unit
+from tests.contract.ledgers.plan import dataset, job, rows_of, sample, unit
 from tests.fakes.ledger import FakeLedger
 
 layers = st.lists(st.integers(0, 200), unique=True, max_size=8).map(lambda ids: tuple(sorted(ids)))
@@ -88,6 +88,10 @@ def empty_ledger(tmp_path_factory):
 
 
 OWNERS = st.sampled_from(["me", "you"])
+
+
+async def columns(ledger):
+    return rows_of(await ledger.sample_columns("job", 0, 99))
 
 
 class Comparison(RuleBasedStateMachine):
@@ -204,7 +208,8 @@ class Comparison(RuleBasedStateMachine):
     @invariant()
     def they_agree(self):
         self.both(lambda ledger: ledger.job("job"))
-        self.both(lambda ledger: ledger.sample_range("job", 0, 99))
+        self.both(lambda ledger: ledger.samples("job", status=None, limit=99, cursor=None))
+        self.both(columns)
 
     def teardown(self):
         self.both(lambda ledger: ledger.units("job"))

@@ -32,9 +32,17 @@ class OpenDataset(Protocol):
 
     def id(self, index: int) -> str: ...
 
+    def ids(self, first: int, stop: int) -> list[str]:
+        """Of samples `[first, stop)`."""
+        ...
+
     def input_ids(self, index: int) -> NDArray[np.int32]: ...
 
     def loss_mask(self, index: int) -> NDArray[np.uint8]: ...
+
+    def tokens(self, first: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """`input_ids` and `loss_mask` of samples `[first, stop)`, of which there is at least one, each one after the other."""
+        ...
 
 
 class Datasets(Protocol):

@@ -21,6 +21,7 @@ from statetap.core.records import (
     UnitState,
     WorkerRecord,
 )
+from statetap.ports.store import SampleColumns
 
 T = TypeVar("T")
 
@@ -144,8 +145,8 @@ class Ledger(Protocol):
 
     async def samples(self, job: str, *, status: SampleStatus | None, limit: int, cursor: str | None) -> Page[SampleRecord]: ...
 
-    async def sample_range(self, job: str, first: int, count: int) -> list[SampleRecord]:
-        """By dataset index, for the store's projection."""
+    async def sample_columns(self, job: str, first: int, count: int) -> SampleColumns:
+        """By dataset index, from `first` on, as many as there are: what the store tells of them."""
         ...
 
     async def failures(self, job: str) -> dict[str, int]:

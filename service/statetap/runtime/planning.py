@@ -60,25 +60,28 @@ class Plan:
         """In dataset order: placed ones pending, the others with their verdict."""
         starts = np.full(len(self.lengths), -1, dtype=np.int64)
         units = np.zeros(len(self.lengths), dtype=np.int64)
-        for unit in self.placement.units:
-            for index, row_start in self.placement.samples_of(unit):
-                starts[index], units[index] = row_start, unit.index
+        placed = np.asarray(self.placement.order, dtype=np.int64)
+        starts[placed] = self.placement.row_starts
+        indexes = np.array([unit.index for unit in self.placement.units], np.int64)
+        units[placed] = np.repeat(indexes, np.array([unit.count for unit in self.placement.units], np.int64))
         full = dataset.lengths
         pending = (SampleStatus.PENDING, None)
         for first in range(0, len(self.lengths), SAMPLES_AT_ONCE):
-            span = slice(first, first + SAMPLES_AT_ONCE)
+            stop = min(first + SAMPLES_AT_ONCE, len(self.lengths))
+            span = slice(first, stop)
             # As Python's own numbers, which numpy gives out much faster many at a time.
-            columns = zip(*(values[span].tolist() for values in (units, starts, self.lengths, full)), strict=True)
-            for index, (unit, row_start, length, whole) in enumerate(columns, first):
+            numbers = (values[span].tolist() for values in (units, starts, self.lengths, full))
+            columns = zip(dataset.ids(first, stop), *numbers, strict=True)
+            for index, (id_, unit, row_start, length, whole) in enumerate(columns, first):
                 status, reason = self.reasons.get(index, pending)
-                placed = status is SampleStatus.PENDING
+                is_placed = status is SampleStatus.PENDING
                 yield SampleRecord(
                     job=job,
                     sample=index,
-                    id=dataset.id(index),
-                    unit=unit if placed else None,
+                    id=id_,
+                    unit=unit if is_placed else None,
                     row_start=row_start,
-                    length=length if placed else whole,
+                    length=length if is_placed else whole,
                     status=status,
                     reason=reason,
                 )
@@ -265,8 +268,10 @@ def _longest(workers: Workers, arrays: Sequence[HiddenArray]) -> tuple[int, str]
 
 def _require_room(placement: Placement, lengths: Sequence[int], arrays: Sequence[HiddenArray], workers: Workers) -> None:
     """Refused: a unit's dumps would not fit a worker's dump directory, so that it could never be started."""
+    # Of each length once: a million samples have few.
+    needs = {length: unit_dump_bytes([length], arrays, workers.chunk) for length in set(lengths)}
     for unit in placement.units:
-        need = unit_dump_bytes((lengths[index] for index, _ in placement.samples_of(unit)), arrays, workers.chunk)
+        need = sum(needs[lengths[index]] for index in placement.order[unit.first : unit.first + unit.count])
         if need > workers.budget_bytes:
             raise Refused(
                 RefusalKind.INVALID,

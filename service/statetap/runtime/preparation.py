@@ -49,13 +49,15 @@ async def prepare(
     """Create or grow the store, and write the job's tokens; returns what was there before. StoreError: it cannot be done."""
     spec = job.spec
     before = await store.describe(spec.store)
-    units = await ledger.units(job.id)
-    rows = max((unit.row_start + unit.rows for unit in units), default=spec.first_row)
+    starts, lengths = await _rows(job, ledger)
+    placed = starts >= 0
+    last = int((starts + lengths)[placed].max()) if placed.any() else spec.first_row
+    # Units are whole shards.
+    rows = -(-last // spec.geometry.rows_per_shard) * spec.geometry.rows_per_shard
     await store.prepare(
         spec.store, store_plan(spec, dataset, rows=rows, samples=spec.first_sample + job.counts.samples, version=version)
     )
-    starts, lengths = await _rows(job, ledger)
-    await store.write_tokens(spec.store, _blocks(tokens, starts, lengths))
+    await store.write_tokens(spec.store, _blocks(tokens, starts, lengths, spec.geometry.rows_per_shard))
     return before
 
 
@@ -64,14 +66,30 @@ async def _rows(job: JobRecord, ledger: Ledger) -> tuple[NDArray[np.int64], NDAr
     starts = np.full(job.counts.samples, -1, dtype=np.int64)
     lengths = np.zeros(job.counts.samples, dtype=np.int64)
     for first in range(0, len(starts), SAMPLES_PER_READ):
-        for record in await ledger.sample_range(job.id, first, SAMPLES_PER_READ):
-            starts[record.sample], lengths[record.sample] = record.row_start, record.length
+        columns = await ledger.sample_columns(job.id, first, SAMPLES_PER_READ)
+        read = slice(first, first + len(columns.ids))
+        starts[read], lengths[read] = columns.row_start, columns.length
     return starts, lengths
 
 
-def _blocks(tokens: OpenDataset, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Iterator[TokenBlock]:
-    """The placed samples' tokens, in row order."""
-    for index in np.argsort(starts, kind="stable").tolist():
-        if starts[index] >= 0:
-            length = int(lengths[index])
-            yield TokenBlock(int(starts[index]), tokens.input_ids(index)[:length], tokens.loss_mask(index)[:length])
+def _blocks(
+    tokens: OpenDataset, starts: NDArray[np.int64], lengths: NDArray[np.int64], rows_per_shard: int
+) -> Iterator[TokenBlock]:
+    """The placed samples' tokens, in row order: of samples that follow one another in dataset and store alike, as one block.
+
+    No block crosses a shard of the hidden arrays, so that none grows with the job.
+    """
+    order = np.argsort(starts, kind="stable")
+    order = order[np.count_nonzero(starts < 0) :]
+    if not len(order):
+        return
+    first, ends = starts[order], (starts + lengths)[order]
+    whole = lengths[order] == tokens.lengths[order]
+    follows = (np.diff(order) == 1) & (first[1:] == ends[:-1]) & whole[:-1] & (first[1:] % rows_per_shard > 0)
+    begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    stops = np.concatenate([begins[1:], [len(order)]])
+    runs = (order[begins], order[begins] + (stops - begins), first[begins], ends[stops - 1])
+    for index, stop, row, end in zip(*(numbers.tolist() for numbers in runs), strict=True):
+        input_ids, loss_mask = tokens.tokens(index, stop)
+        # The last of them may be cut short.
+        yield TokenBlock(row, input_ids[: end - row], loss_mask[: end - row])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
-import numpy as np
 from structlog.typing import FilteringBoundLogger
 
-from statetap.core.records import JobRecord, SampleRecord
-from statetap.ports import Clock, Ledger, SampleColumns, Store
+from statetap.core.records import JobRecord
+from statetap.ports import Clock, Ledger, Store
 from statetap.telemetry import events
 
 SAMPLES_PER_RUN = 1 << 14
@@ -83,9 +83,10 @@ class Projector:
         return True
 
     async def _write(self, job: JobRecord, run: int) -> None:
-        records = await self._ledger.sample_range(job.id, run * SAMPLES_PER_RUN, SAMPLES_PER_RUN)
-        if records:
-            await self._store.write_samples(job.spec.store, columns(records, job.spec.first_sample))
+        columns = await self._ledger.sample_columns(job.id, run * SAMPLES_PER_RUN, SAMPLES_PER_RUN)
+        if columns.ids:
+            # The job's sample 0 is sample `first_sample` of the store.
+            await self._store.write_samples(job.spec.store, replace(columns, first=job.spec.first_sample + columns.first))
 
     async def run(self) -> None:
         """Project until cancelled."""
@@ -97,16 +98,3 @@ class Projector:
                 if await self.try_flush(job):
                     await self._on_flushed(job)
             pause = max(self._interval_seconds, (self._clock.monotonic() - began) / SHARE_OF_TIME)
-
-
-def columns(records: list[SampleRecord], first_sample: int) -> SampleColumns:
-    """Consecutive samples of a job as columns of its store, where its sample 0 is sample `first_sample`."""
-    return SampleColumns(
-        first=first_sample + records[0].sample,
-        ids=[r.id for r in records],
-        row_start=np.array([r.row_start for r in records], dtype=np.int64),
-        length=np.array([r.length for r in records], dtype=np.int32),
-        status=np.array([r.status for r in records], dtype=np.uint8),
-        next_token=np.array([r.next_token for r in records], dtype=np.int32),
-        digest=np.array([r.digest for r in records], dtype=np.uint64),
-    )

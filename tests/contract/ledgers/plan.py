@@ -103,6 +103,18 @@ async def lease(ledger, owner="me", now=0.0):
     return got
 
 
+async def samples_of(ledger):
+    """All of the job's, in dataset order."""
+    return (await ledger.samples("job", status=None, limit=10, cursor=None)).items
+
+
+def rows_of(columns):
+    """The first of the samples, and a row for each, all in Python's own types."""
+    numbers = (columns.row_start, columns.length, columns.status, columns.next_token, columns.digest)
+    assert [values.dtype for values in numbers] == ["int64", "int32", "uint8", "int32", "uint64"]
+    return columns.first, list(zip(columns.ids, *(values.tolist() for values in numbers), strict=True))
+
+
 async def pages(listing, **arguments):
     """Every item of a paged list, and how many came on each page."""
     items, sizes, cursor = [], [], None

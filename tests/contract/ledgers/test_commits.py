@@ -8,7 +8,7 @@ import pytest
 from statetap.core.records import SampleStatus, ShardObject, UnitState
 from statetap.ports import CommitEvent, LeaseLost, LedgerError
 
-from tests.contract.ledgers.plan import AT_START, SAMPLES, UNITS, failed, job, lease, sample, stored
+from tests.contract.ledgers.plan import AT_START, SAMPLES, UNITS, failed, job, lease, sample, samples_of, stored
 
 
 async def test_a_commit_records_verdicts_and_counts(planned):
@@ -46,7 +46,7 @@ async def test_a_commit_with_wrong_verdicts_changes_nothing(planned, verdicts):
         await planned.commit_unit(held, verdicts, [], bytes_stored=1, at=5.0)
     assert not isinstance(refused.value, LeaseLost)
     assert (await planned.job("job")).counts == AT_START
-    assert await planned.sample_range("job", 0, 10) == SAMPLES
+    assert await samples_of(planned) == SAMPLES
     await planned.commit_unit(held, [stored(3), stored(0)], [], bytes_stored=1, at=5.0)
 
 
@@ -64,7 +64,7 @@ async def test_a_sample_that_had_ended_keeps_its_end_unless_judged(ledger):
     await ledger.add_job(job(), UNITS, [ended, *SAMPLES[1:]])
     counts = await ledger.commit_unit(await lease(ledger), [stored(3)], [], bytes_stored=1, at=1.0)
     assert (counts.stored, counts.skipped, counts.pending) == (1, 2, 2)
-    assert (await ledger.sample_range("job", 0, 1)) == [ended]
+    assert (await samples_of(ledger))[0] == ended
 
 
 async def test_a_commit_and_its_event_are_one(planned):

@@ -8,13 +8,13 @@ import pytest
 from statetap.core.records import JobState, SampleStatus
 from statetap.ports import LedgerError, NotFound
 
-from tests.contract.ledgers.plan import AT_START, SAMPLES, SPEC, UNITS, job, pages, sample, unit
+from tests.contract.ledgers.plan import AT_START, SAMPLES, SPEC, UNITS, job, pages, sample, samples_of, unit
 
 
 async def test_a_job_comes_back_whole_with_counts_of_its_own(planned):
     assert await planned.job("job") == job(counts=AT_START)
     assert await planned.units("job") == UNITS
-    assert await planned.sample_range("job", 0, 10) == SAMPLES
+    assert await samples_of(planned) == SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ async def test_an_unknown_job_is_not_found(ledger):
         ledger.units("no"),
         ledger.unit_samples("no", 0),
         ledger.samples("no", status=None, limit=1, cursor=None),
-        ledger.sample_range("no", 0, 1),
+        ledger.sample_columns("no", 0, 1),
         ledger.failures("no"),
     ):
         with pytest.raises(NotFound, match="'no'"):

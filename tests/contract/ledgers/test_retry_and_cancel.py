@@ -8,7 +8,7 @@ import pytest
 from statetap.core.records import JobState, SampleStatus, UnitState
 from statetap.ports import LeaseLost, LedgerError
 
-from tests.contract.ledgers.plan import AT_START, SAMPLES, failed, lease, sample, stored, unit
+from tests.contract.ledgers.plan import AT_START, SAMPLES, failed, lease, sample, samples_of, stored, unit
 
 
 async def test_failed_samples_are_tried_again_in_units_at_the_end(planned):
@@ -39,10 +39,10 @@ async def test_failed_samples_are_tried_again_in_units_at_the_end(planned):
 )
 async def test_a_wrong_retry_changes_nothing(planned, units, samples):
     await planned.commit_unit(await lease(planned), [stored(3), failed(0)], [], bytes_stored=9, at=1.0)
-    before = await planned.job("job"), await planned.units("job"), await planned.sample_range("job", 0, 10)
+    before = await planned.job("job"), await planned.units("job"), await samples_of(planned)
     with pytest.raises(LedgerError):
         await planned.append_units("job", units, samples, state=JobState.RUNNING, at=2.0)
-    assert (await planned.job("job"), await planned.units("job"), await planned.sample_range("job", 0, 10)) == before
+    assert (await planned.job("job"), await planned.units("job"), await samples_of(planned)) == before
 
 
 async def test_cancelling_leaves_what_is_leased_until_it_is_given_back(planned):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Iterator
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,6 +81,10 @@ class ArrowDataset:
         batch, row = self._find(index)
         return str(self._ids[batch][row].as_py())
 
+    def ids(self, first: int, stop: int) -> list[str]:
+        parts = (self._ids[batch].slice(row, end - row).to_pylist() for batch, row, end in self._parts(first, stop))
+        return [id_ for part in parts for id_ in part]
+
     def input_ids(self, index: int) -> NDArray[np.int32]:
         batch, row = self._find(index)
         return self._given(self._tokens[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]])
@@ -87,6 +92,27 @@ class ArrowDataset:
     def loss_mask(self, index: int) -> NDArray[np.uint8]:
         batch, row = self._find(index)
         return self._given(self._masks[batch][self._offsets[batch][row] : self._offsets[batch][row + 1]])
+
+    def tokens(self, first: int, stop: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Views of the file, unless the samples are of several of its batches."""
+        ids: list[NDArray[np.int32]] = []
+        masks: list[NDArray[np.uint8]] = []
+        for batch, row, end in self._parts(first, stop):
+            offsets = self._offsets[batch]
+            span = slice(offsets[row], offsets[end])
+            ids.append(self._given(self._tokens[batch][span]))
+            masks.append(self._given(self._masks[batch][span]))
+        return (ids[0], masks[0]) if len(ids) == 1 else (np.concatenate(ids), np.concatenate(masks))
+
+    def _parts(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Batch by batch: which rows `[row, end)` of it are samples `[first, stop)`."""
+        if not 0 <= first <= stop <= len(self._lengths):
+            raise IndexError(f"samples [{first}, {stop}) of a dataset with {len(self._lengths)}")
+        while first < stop:
+            batch, row = self._find(first)
+            end = min(stop, self._starts[batch + 1])
+            yield batch, row, end - self._starts[batch]
+            first = end
 
     def _given(self, values: Values) -> Values:
         self._given_bytes += values.nbytes

@@ -1,12 +1,17 @@
-"""Writes `input_ids` and `loss_mask` shard by shard, holding one shard of each.
+"""Writes `input_ids` and `loss_mask` shard by shard, holding three shards of each: one that fills, two that are written.
 
 A shard that is not there yet is put together here, byte for byte as zarr-python would, whose codecs take several times as long
-for its many small chunks; one that is there is changed by zarr-python.
+for its many small chunks; one that is there is changed by zarr-python. Compression lets go of the interpreter's lock, and a sync
+waits for the disk: shards are written by threads. Each is an object of its own, so their order does not matter.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +24,33 @@ from statetap_client import layout, sharding
 from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, replace_file, sync_object
 from statetap.ports import StoreError, TokenBlock
 
+WRITERS = 2
+
+
+@dataclass(slots=True)
+class _Shard:
+    """A shard's values of every token array, 0 where no block came, and the rows `[first, stop)` that blocks covered."""
+
+    number: int
+    values: dict[str, NDArray[Any]]
+    covered: list[tuple[int, int]]
+
+    @classmethod
+    def empty(cls, number: int) -> _Shard:
+        return cls(
+            number, {name: np.zeros(layout.TOKEN_ROWS_PER_SHARD, dtype) for name, dtype in layout.TOKEN_ARRAYS.items()}, []
+        )
+
+    def put(self, block: TokenBlock, span: slice) -> None:
+        """Take the rows `span` of a block that comes after all others."""
+        first = block.row + span.start - self.number * layout.TOKEN_ROWS_PER_SHARD
+        stop = first + span.stop - span.start
+        for name, values in self.values.items():
+            values[first:stop] = getattr(block, name)[span]
+        if self.covered and self.covered[-1][1] == first:
+            first, _ = self.covered.pop()
+        self.covered.append((first, stop))
+
 
 def write_token_blocks(root: Path, blocks: Iterable[TokenBlock]) -> None:
     """Write blocks that come in row order. Rows that no block covers keep what they have.
@@ -30,59 +62,58 @@ def write_token_blocks(root: Path, blocks: Iterable[TokenBlock]) -> None:
         group = zarr.open_group(root, mode="r+", use_consolidated=False)
         arrays = {name: cast("zarr.Array[Any]", group[name]) for name in layout.TOKEN_ARRAYS}
         rows = arrays[layout.INPUT_IDS].shape[0]
-        for shard, pieces in _by_shard(blocks, rows):
-            _write_shard(root, arrays, shard, pieces)
+        writing: deque[Future[None]] = deque()
+        # However it ends, no thread writes any more then.
+        with ThreadPoolExecutor(WRITERS, thread_name_prefix="token-writer") as writers:
+            for shard in _by_shard(blocks, rows):
+                writing.append(writers.submit(_write_shard, root, arrays, shard))
+                if len(writing) == WRITERS:
+                    writing.popleft().result()
+            for written in writing:
+                written.result()
     except OSError as e:
         raise as_store_error(e, f"writing the tokens of {root}") from e
 
 
-def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[tuple[int, list[TokenBlock]]]:
-    """Blocks cut at shard boundaries, shard by shard; rows count from the shard's start. Each list is good until the next."""
-    current, free_from = 0, 0
-    pieces: list[TokenBlock] = []
+def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[_Shard]:
+    """Shard by shard, those that blocks have rows of."""
+    shard: _Shard | None = None
+    free_from = 0
     for block in blocks:
-        end = block.row + len(block.input_ids)
-        if block.row < free_from or end > rows or len(block.loss_mask) != len(block.input_ids):
+        start, end = block.row, block.row + len(block.input_ids)
+        if start < free_from or end > rows or len(block.loss_mask) != len(block.input_ids):
             raise StoreError(
-                f"token rows [{block.row}, {end}) overlap others, are out of order, have a mask of another length, "
+                f"token rows [{start}, {end}) overlap others, are out of order, have a mask of another length, "
                 f"or leave the store's {rows} rows"
             )
         free_from = end
-        start = block.row
         while start < end:
-            shard = start // layout.TOKEN_ROWS_PER_SHARD
-            first = shard * layout.TOKEN_ROWS_PER_SHARD
-            stop = min(end, first + layout.TOKEN_ROWS_PER_SHARD)
-            if shard != current and pieces:
-                yield current, pieces
-                # In place, so that the taker does not keep the blocks either.
-                pieces.clear()
-            current = shard
-            span = slice(start - block.row, stop - block.row)
-            pieces.append(TokenBlock(start - first, block.input_ids[span], block.loss_mask[span]))
+            number = start // layout.TOKEN_ROWS_PER_SHARD
+            stop = min(end, (number + 1) * layout.TOKEN_ROWS_PER_SHARD)
+            if shard is None or shard.number != number:
+                if shard is not None:
+                    yield shard
+                shard = _Shard.empty(number)
+            shard.put(block, slice(start - block.row, stop - block.row))
             start = stop
-    if pieces:
-        yield current, pieces
+    if shard is not None:
+        yield shard
 
 
-def _write_shard(root: Path, arrays: dict[str, zarr.Array[Any]], shard: int, pieces: list[TokenBlock]) -> None:
-    first = shard * layout.TOKEN_ROWS_PER_SHARD
+def _write_shard(root: Path, arrays: dict[str, zarr.Array[Any]], shard: _Shard) -> None:
+    first = shard.number * layout.TOKEN_ROWS_PER_SHARD
     for name, array in arrays.items():
-        path = root / layout.chunk_key(name, shard)
+        path = root / layout.chunk_key(name, shard.number)
         if not path.exists():
-            _create(path, _placed(pieces, name, np.zeros(layout.TOKEN_ROWS_PER_SHARD, layout.TOKEN_ARRAYS[name])))
+            _create(path, shard.values[name])
             continue
         stored = cast("NDArray[Any]", array[first : first + layout.TOKEN_ROWS_PER_SHARD])
-        wanted = _placed(pieces, name, stored.copy())
+        wanted = stored.copy()
+        for covered in starmap(slice, shard.covered):
+            wanted[covered] = shard.values[name][covered]
         if not np.array_equal(wanted, stored):
             array[first : first + len(wanted)] = wanted
             sync_object(path)
-
-
-def _placed(pieces: list[TokenBlock], name: str, values: NDArray[Any]) -> NDArray[Any]:
-    for piece in pieces:
-        values[piece.row : piece.row + len(piece.input_ids)] = getattr(piece, name)
-    return values
 
 
 def _create(path: Path, values: NDArray[Any]) -> None:

@@ -53,7 +53,7 @@ QUESTIONS = {
     "unit samples": lambda ledger: ledger.unit_samples("job", 1),
     "samples": lambda ledger: ledger.samples("job", status=None, limit=10, cursor="c2FtcGxlczox"),
     "samples by status": lambda ledger: ledger.samples("job", status=SampleStatus.FAILED, limit=10, cursor="c2FtcGxlczox"),
-    "range": lambda ledger: ledger.sample_range("job", 1, 2),
+    "range": lambda ledger: ledger.sample_columns("job", 1, 2),
     "events": lambda ledger: ledger.events("job", after=3, limit=10),
     "jobs": lambda ledger: ledger.jobs(limit=10, cursor="am9iczox"),
     "idempotent": lambda ledger: ledger.idempotent(IdempotencyKey("key", "hash")),

@@ -1,5 +1,7 @@
 """write_tokens: shard by shard, in place, the same again."""
 
+import errno
+import threading
 import weakref
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import zarr
 from statetap.adapters.store import token_shards
 from statetap.adapters.store.zarr_store import ZarrStore
-from statetap.ports import StoreError, TokenBlock
+from statetap.ports import StoreError, StoreFull, TokenBlock
 from statetap_client import layout
 
 from tests.unit.adapters.store.test_zarr_store import make_plan, tree_of
@@ -106,6 +108,26 @@ async def test_blocks_that_break_the_ports_terms_are_refused(tmp_path, blocks) -
     store = await make_store(tmp_path / "s")
     with pytest.raises(StoreError, match="token rows"):
         await store.write_tokens(str(tmp_path / "s"), blocks)
+
+
+@pytest.mark.parametrize("shard", ["0", "2"])
+async def test_a_shard_that_finds_no_room_is_told_whichever_it_is(tmp_path, monkeypatch, shard) -> None:
+    store = await make_store(tmp_path / "s")
+    replace_file = token_shards.replace_file
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == shard:
+            raise OSError(errno.ENOSPC, "no space")
+        replace_file(path, data)
+
+    monkeypatch.setattr(token_shards, "replace_file", full)
+    blocks = [block(0, 4), block(SHARD, 4), block(2 * SHARD, 4)]
+    with pytest.raises(StoreFull, match="writing the tokens of"):
+        await store.write_tokens(str(tmp_path / "s"), blocks)
+    assert [thread.name for thread in threading.enumerate() if "token-writer" in thread.name] == []
+    monkeypatch.setattr(token_shards, "replace_file", replace_file)
+    await store.write_tokens(str(tmp_path / "s"), blocks)
+    assert [int(read(tmp_path / "s", rows=slice(n * SHARD, n * SHARD + 4)).sum()) for n in range(3)] == [10, 10, 10]
 
 
 async def test_blocks_are_held_for_one_shard_at_most(tmp_path) -> None:
