@@ -39,12 +39,13 @@ class Turn:
         driver = self._driver
         driver.meter.tuner.paused()
         try:
-            while driver.free and self._next():
-                await driver.pace()
-                samples = self._next()
-                if not driver.free or not samples:
+            while driver.free and (samples := self._next()):
+                if driver.paced:
+                    await driver.pace()
                     # What was so before the wait need not be so after it.
-                    return
+                    samples = self._next() if driver.free else []
+                    if not samples:
+                        return
                 if driver.fencing is None:
                     await self._ask(samples)
                 elif not await self._go_on_strictly(driver.fencing):
