@@ -23,8 +23,10 @@ WINDOW_REQUESTS = 8
 LEAST_GROWTH, MOST_GROWTH = 2.0, 8.0
 # By so much more the engine must run for each moment that it idles, or growing has not helped; twice as large should double it.
 HELPS = 1.25
-# After growing did not help, or a large request was lost, so many windows pass before it is tried again.
-REST_WINDOWS = 16
+# So many windows pass before growing is tried again. One that did not help may have met a noisy window, and costs nothing but a
+# try; after a large request was lost, what it cost may be lost again.
+REST_WINDOWS = 4
+REST_WINDOWS_AFTER_LOSS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,7 @@ class BatchTuner:
         self._begin_window()
         self._of_sample.clear()
         if request.samples > 1:
-            self._go(min(self.tokens, request.tokens // 2), None, REST_WINDOWS)
+            self._go(min(self.tokens, request.tokens // 2), None, REST_WINDOWS_AFTER_LOSS)
 
     def ran(self, rid: str, rows: int, start_ns: int, end_ns: int) -> None:
         """A pass ran so many of a sample's rows. Without stamps nothing follows from it."""

@@ -133,6 +133,11 @@ class WorkerDriver:
 
     # --- requests -------------------------------------------------------------------------------------------------------
 
+    @property
+    def paced(self) -> bool:
+        """Whether there is a rate limit."""
+        return self._throttle is not None
+
     async def pace(self) -> None:
         """Wait for the rate limit, if there is one."""
         if self._throttle is not None:

@@ -1,9 +1,10 @@
 """A turn: one worker lent to one unit's run, until no sample waits for it any more.
 
 By tokens a request carries as many samples as the worker's tuner says. The next one is made ready while it is in flight, and
-leaves as soon as the answer is in, while captures are still being collected. By count a request carries one sample, the next one
-waits until the lifecycle before it is closed, and a fence stands wherever two might be confused. It does not wait until the
-values are looked at: if those are refused, so is what the next request brought.
+leaves as soon as the response is in: what was answered is taken only then, and captures are still being collected. Where
+anything failed, that comes first. By count a request carries one sample, the next one waits until the lifecycle before it is
+closed, and a fence stands wherever two might be confused. It does not wait until the values are looked at: if those are refused,
+so is what the next request brought.
 
 What befalls a request of several samples says nothing of any of them: each goes again, alone.
 """
@@ -17,7 +18,7 @@ from itertools import chain, islice, takewhile, tee
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.spec import Identity
-from statetap.ports import GenerateSample, InferenceError, RecordedAnswer, RequestRefused
+from statetap.ports import GenerateAnswer, GenerateSample, InferenceError, RecordedAnswer, RequestRefused
 from statetap.runtime.driver import WorkerDriver
 from statetap.runtime.fencing import FenceFailed, Fencing
 from statetap.runtime.unit_run import UnitRun
@@ -38,16 +39,20 @@ class Turn:
         """Ask the worker for every sample that waits, until none does or the worker is not free any more."""
         driver = self._driver
         driver.meter.tuner.paused()
-        while driver.free and self._next():
-            await driver.pace()
-            samples = self._next()
-            if not driver.free or not samples:
-                # What was so before the wait need not be so after it.
-                return
-            if driver.fencing is None:
-                await self._ask(samples)
-            elif not await self._go_on_strictly(driver.fencing):
-                return
+        try:
+            while driver.free and (samples := self._next()):
+                if driver.paced:
+                    await driver.pace()
+                    # What was so before the wait need not be so after it.
+                    samples = self._next() if driver.free else []
+                    if not samples:
+                        return
+                if driver.fencing is None:
+                    await self._ask(samples)
+                elif not await self._go_on_strictly(driver.fencing):
+                    return
+        finally:
+            self._run.take_answers()
 
     def _next(self) -> list[int]:
         """The first sample that waits for this worker and those that may go with it, in placement order; empty: none waits."""
@@ -60,22 +65,32 @@ class Turn:
         return list(islice(fresh, driver.meter.tuner.take(run.samples.lengths[sample] for sample in measured)))
 
     async def _ask(self, samples: Sequence[int]) -> None:
+        """Send one request. If all of it is answered, the answers are in the run's hand until the next one has left."""
         run, driver = self._run, self._driver
         rids = [
             run.assign(sample, driver.name, Identity.TOKENS, None, in_company=number > 0) for number, sample in enumerate(samples)
         ]
-        preparing = asyncio.create_task(self._prepare_next(), name=f"prepare {driver.name}")
+        meanwhile = asyncio.create_task(self._meanwhile(), name=f"meanwhile {driver.name}")
         try:
-            await self._send(dict(zip(rids, samples, strict=True)))
+            answers = await self._request(dict(zip(rids, samples, strict=True)))
         finally:
-            preparing.cancel()
+            if not meanwhile.cancel():
+                meanwhile.result()
+            run.take_answers()
+        run.in_hand.extend(answers)
+        if driver.paced or len(answers) < len(samples):
+            run.take_answers()
 
-    async def _prepare_next(self) -> None:
-        """Make ready what will probably be asked for next. If it comes otherwise, it is made anew."""
+    async def _meanwhile(self) -> None:
+        """Take the answers of the last request, then make ready what will probably be asked for next.
+
+        If that comes otherwise, it is made anew.
+        """
         # First the request that is in flight goes out.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         run, driver = self._run, self._driver
+        run.take_answers()
         if samples := self._next():
             names = [(run.next_rid(sample), sample) for sample in samples]
             driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
@@ -120,6 +135,11 @@ class Turn:
 
     async def _send(self, asked: dict[str, int]) -> None:
         """Send one request, of these attempts (rid to sample), and post what came of each."""
+        self._run.in_hand.extend(await self._request(asked))
+        self._run.take_answers()
+
+    async def _request(self, asked: dict[str, int]) -> list[tuple[RecordedAnswer, GenerateAnswer]]:
+        """Send one request, of these attempts (rid to sample). What failed of it is posted, what was answered is returned."""
         run, driver = self._run, self._driver
         for rid, sample in list(asked.items()):
             if (stranger := run.samples.outside(run.spec.model.vocab_size, sample)) is not None:
@@ -127,7 +147,7 @@ class Turn:
                 del asked[rid]
                 self._fail(rid, RefusalReason.OUTSIDE_VOCABULARY, f"the model has no token id {stranger}", msg.Fault.SAMPLE)
         if not asked:
-            return
+            return []
         try:
             outcomes = await driver.ask_together(
                 [GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in asked.items()]
@@ -138,12 +158,14 @@ class Turn:
             raise
         except InferenceError as error:
             self._fail_together(list(asked), error)
-            return
+            return []
+        answers = []
         for (rid, sample), outcome in zip(asked.items(), outcomes, strict=True):
             if isinstance(outcome, RequestRefused):
                 self._refused(rid, outcome, msg.Fault.SAMPLE if _is_permanent(outcome) else msg.Fault.ATTEMPT)
             else:
-                run.take_answer(RecordedAnswer(rid, sample, driver.name, outcome.next_token), outcome)
+                answers.append((RecordedAnswer(rid, sample, driver.name, outcome.next_token), outcome))
+        return answers
 
     def _fail_together(self, rids: Sequence[str], error: InferenceError) -> None:
         """The whole request failed."""

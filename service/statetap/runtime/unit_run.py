@@ -7,6 +7,7 @@ are sent by the turns that workers lend the run (`turn`).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -75,11 +76,8 @@ class UnitRun:
         self.samples = UnitSamples(samples, dataset)
         model = spec.model.model_fingerprint
         ids = self.samples.token_bytes()
-        self.machine = UnitMachine(
-            UnitKey(*self.id, lease.fence),
-            [UnitSample(index, Expected(ids[index], self.arrays, spec.capture, model)) for index in ids],
-            attempts_per_sample=ports.settings.attempts_per_sample,
-        )
+        wanted = [UnitSample(index, Expected(ids[index], self.arrays, spec.capture, model)) for index in ids]
+        self.machine = UnitMachine(UnitKey(*self.id, lease.fence), wanted, attempts_per_sample=ports.settings.attempts_per_sample)
         self._ports = ports
         self.log = ports.log.bind(job=self.id[0], unit=self.id[1])
         self._changed = changed
@@ -100,6 +98,8 @@ class UnitRun:
         self._closed_to_workers = False
         self.begun = False
         """Whether a worker was asked for any of it, under this lease or one before."""
+        self.in_hand: deque[tuple[RecordedAnswer, GenerateAnswer]] = deque()
+        """Answers that are in and not taken yet: those of one request at most, while the next one leaves."""
 
     # --- what it needs of a worker ----------------------------------------------------------------------------------------
 
@@ -168,14 +168,15 @@ class UnitRun:
         lifecycle = self._lifecycles[rid] = Lifecycle()
         return lifecycle
 
-    def take_answer(self, recorded: RecordedAnswer, answer: GenerateAnswer) -> None:
-        """The answer is in: from here on the capture has so much time to become complete."""
-        if self.machine.awaits(answer.rid):
-            self._ports.answers.record(*self.id, recorded)
-            self._overdue.answered(answer.rid, self._spawn, lambda rid: self.post(msg.CaptureOverdue(rid)))
-            self.post(
-                msg.RequestAnswered(answer.rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.dumps)
-            )
+    def take_answers(self) -> None:
+        """Record and post the answers in hand: from here on their captures have so much time to become complete."""
+        while self.in_hand:
+            recorded, answer = self.in_hand.popleft()
+            if self.machine.awaits(rid := answer.rid):
+                self._ports.answers.record(*self.id, recorded)
+                self._overdue.answered(rid, self._spawn, lambda rid: self.post(msg.CaptureOverdue(rid)))
+                seen = answer.prompt_tokens, answer.cached_tokens, answer.next_token
+                self.post(msg.RequestAnswered(rid, *seen, answer.dumps))
 
     # --- what was there before ------------------------------------------------------------------------------------------
 
@@ -379,6 +380,8 @@ class UnitRun:
 
     async def stop(self) -> None:
         """Leave everything where it is: the lease, the dumps and the answers are taken up again at the next start."""
+        with suppress(OSError):  # What cannot be recorded is asked for again.
+            self.take_answers()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

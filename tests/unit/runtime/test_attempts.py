@@ -296,6 +296,8 @@ async def test_an_error_that_nobody_foresaw_leaves_the_worker_usable():
 
 async def test_a_worker_that_went_away_while_it_was_paced_is_not_asked():
     worker = FakeWorker("a")
+    ports = worker.connect()
+    worker.connect = lambda: replace(ports, requests_per_second=1e9)
     async with running(worker) as world:
         (driver,) = world.pool.drivers
 
