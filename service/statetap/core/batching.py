@@ -23,6 +23,8 @@ WINDOW_REQUESTS = 8
 LEAST_GROWTH, MOST_GROWTH = 2.0, 8.0
 # By so much more the engine must run for each moment that it idles, or growing has not helped; twice as large should double it.
 HELPS = 1.25
+# What is measured differs from window to window: by so much tokens may be off the most that a request may hold.
+NEAR = 1.1
 # So many windows pass before growing is tried again. One that did not help may have met a noisy window, and costs nothing but a
 # try; after a large request was lost, what it cost may be lost again.
 REST_WINDOWS = 4
@@ -117,16 +119,17 @@ class BatchTuner:
         share = self.share = busy_ns / span_ns
         tokens = sum(request.tokens for request in requests) / len(requests)
         seconds = sum(_union(sorted(request.passes)) for request in requests) / len(requests) / 1e9
-        most = min(MOST_TOKENS, int(tokens / seconds * MOST_SECONDS))
+        longest = MOST_SAMPLES * tokens * len(requests) / sum(request.samples for request in requests)
+        most = int(min(MOST_TOKENS, tokens / seconds * MOST_SECONDS, longest))
         rests = max(self._rests - 1, 0)
-        if self.tokens > most:
+        if self.tokens > most * NEAR:
             self._go(most, None, rests)
         elif share >= WANTED_SHARE:
             self._go(self.tokens, None, rests)
         elif self._before is not None and _run_to_idle(share) < HELPS * _run_to_idle(self._before[1]):
             self._go(self._before[0], None, REST_WINDOWS)
-        elif rests or tokens < self.tokens / 2:
-            # At rest, or units do not even hold what a request might.
+        elif rests or tokens < self.tokens / 2 or self.tokens * NEAR > most:
+            # At rest, or units do not even hold what a request might, or it may hardly hold more.
             self._go(self.tokens, None, rests)
         else:
             self._go(min(int(tokens * _growth(share)), most), (self.tokens, share), 0)

@@ -24,7 +24,9 @@ from statetap.runtime.fencing import FenceFailed, Fencing
 from statetap.runtime.unit_run import UnitRun
 from statetap.telemetry import events
 
-PERMANENT_REFUSALS = frozenset({400, 413, 422})
+# Of the request's body: what stands before a worker may have a limit of its own.
+TOO_LARGE = 413
+PERMANENT_REFUSALS = frozenset({400, TOO_LARGE, 422})
 
 
 class Turn:
@@ -170,7 +172,7 @@ class Turn:
     def _fail_together(self, rids: Sequence[str], error: InferenceError) -> None:
         """The whole request failed."""
         permanent, several = _is_permanent(error), len(rids) > 1
-        if not permanent:
+        if not permanent or (isinstance(error, RequestRefused) and error.status == TOO_LARGE):
             self._driver.meter.lost(rids[0])
         if several:
             # What is refused for good is the fault of one of them, and the others need not be lucky with it.

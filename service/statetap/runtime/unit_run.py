@@ -17,7 +17,6 @@ from statetap.core.capture import Expected, reason_kind
 from statetap.core.dumps import DumpFacts
 from statetap.core.norms import JobNorms, UnitNorms
 from statetap.core.records import JobSpec, SampleRecord, SampleVerdict, ShardObject, UnitLease
-from statetap.core.reservation import unit_dump_bytes
 from statetap.core.routing import UnitId
 from statetap.core.spec import Identity
 from statetap.core.unit import UnitKey, UnitMachine, UnitPhase, UnitSample
@@ -85,7 +84,6 @@ class UnitRun:
         self._ended = ended
         self._blaming = blaming
         self._norms = UnitNorms(norms)
-        self._dump_bytes: dict[int | None, int] = {}
         self._dumps: dict[str, Dump] = {}
         self._facts: dict[str, DumpFacts] = {}
         self._not_before: dict[int, float] = {}
@@ -105,9 +103,7 @@ class UnitRun:
 
     def dump_bytes(self, chunk: int | None) -> int:
         """What its dumps may take in a worker's dump directory."""
-        if chunk not in self._dump_bytes:
-            self._dump_bytes[chunk] = unit_dump_bytes(self.samples.lengths.values(), self.arrays, chunk)
-        return self._dump_bytes[chunk]
+        return self.samples.dump_bytes(self.arrays, chunk)
 
     def waiting_for(self, worker: str, elsewhere: Callable[[Sequence[str]], bool]) -> Iterator[int]:
         """The samples to ask this worker for now: back-off over, and not failed here before if they may go elsewhere.
@@ -165,8 +161,7 @@ class UnitRun:
 
     def begin_lifecycle(self, rid: str) -> Lifecycle:
         """Strict mode: whoever began this attempt is told of it, and closes its lifecycle by posting LifecycleClosed."""
-        lifecycle = self._lifecycles[rid] = Lifecycle()
-        return lifecycle
+        return self._lifecycles.setdefault(rid, Lifecycle())
 
     def take_answers(self) -> None:
         """Record and post the answers in hand: from here on their captures have so much time to become complete."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from statetap.core.records import SampleRecord, SampleStatus
+from statetap.core.reservation import unit_dump_bytes
+from statetap.core.spec import HiddenArray
 from statetap.ports import OpenDataset
 
 
@@ -19,6 +21,14 @@ class UnitSamples:
         self.lengths = {sample.sample: sample.length for sample in pending}
         self.row_starts = {sample.sample: sample.row_start for sample in pending}
         self._tokens = {index: dataset.input_ids(index)[:length] for index, length in self.lengths.items()}
+
+        self._dump_bytes: dict[int | None, int] = {}
+
+    def dump_bytes(self, arrays: Sequence[HiddenArray], chunk: int | None) -> int:
+        """What all of their dumps may take, of passes of `chunk` rows at most. Asked for each sample that waits: reckoned once."""
+        if chunk not in self._dump_bytes:
+            self._dump_bytes[chunk] = unit_dump_bytes(self.lengths.values(), arrays, chunk)
+        return self._dump_bytes[chunk]
 
     def tokens(self, sample: int) -> NDArray[np.int32]:
         """`[length]`."""

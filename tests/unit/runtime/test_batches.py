@@ -270,3 +270,24 @@ async def test_want_of_room_makes_requests_smaller():
         await world.submit(*[2] * 8, store="other")
         await world.passes(60)
         assert 0 < driver.meter.tuner.tokens < before
+
+
+async def test_requests_that_are_too_large_for_whoever_takes_them_become_smaller():
+    worker = FakeWorker("a")
+    generate = worker.client.generate
+
+    async def limited(samples, *, timeout_seconds):
+        if len(samples) > 16:
+            worker.client.script.append(Refuse(413, "request entity too large"))
+        return await generate(samples, timeout_seconds=timeout_seconds)
+
+    worker.client.generate = limited
+    async with running(worker, retry_backoff_seconds=0.001) as world:
+        (driver,) = world.pool.drivers
+        driver.meter.tuner.tokens = 64
+        job = await world.submit(*[1] * 640, rows_per_shard=320, rows_per_chunk=4)
+        await world.passes(30)
+        assert world.statuses(job) == [STORED] * 640
+        sizes = [len(request) for request in worker.client.requests]
+        assert [size for size in sizes if size > 16] == [64, 32]
+        assert driver.meter.tuner.tokens == 16
