@@ -7,7 +7,6 @@ for its many small chunks; one that is there is changed by zarr-python.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -16,24 +15,22 @@ from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from statetap_client import layout, sharding
 
-from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, replace_file, sync_object
+from statetap.adapters.store.objects import Objects
 from statetap.ports import StoreError, TokenBlock
 
 
-def write_token_blocks(root: Path, blocks: Iterable[TokenBlock]) -> None:
+def write_token_blocks(objects: Objects, blocks: Iterable[TokenBlock]) -> None:
     """Write blocks that come in row order. Rows that no block covers keep what they have.
 
     Raises:
-        StoreError: the file system failed, or blocks are out of order or beyond the store's rows.
+        StoreError: the place failed, or blocks are out of order or beyond the store's rows.
     """
-    try:
-        group = zarr.open_group(root, mode="r+", use_consolidated=False)
+    with objects.failing("writing the tokens of"):
+        group = zarr.open_group(objects.zarr_store(), mode="r+", use_consolidated=False)
         arrays = {name: cast("zarr.Array[Any]", group[name]) for name in layout.TOKEN_ARRAYS}
         rows = arrays[layout.INPUT_IDS].shape[0]
         for shard, pieces in _by_shard(blocks, rows):
-            _write_shard(root, arrays, shard, pieces)
-    except OSError as e:
-        raise as_store_error(e, f"writing the tokens of {root}") from e
+            _write_shard(objects, arrays, shard, pieces)
 
 
 def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[tuple[int, list[TokenBlock]]]:
@@ -65,18 +62,18 @@ def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[tuple[int, li
         yield current, pieces
 
 
-def _write_shard(root: Path, arrays: dict[str, zarr.Array[Any]], shard: int, pieces: list[TokenBlock]) -> None:
+def _write_shard(objects: Objects, arrays: dict[str, zarr.Array[Any]], shard: int, pieces: list[TokenBlock]) -> None:
     first = shard * layout.TOKEN_ROWS_PER_SHARD
     for name, array in arrays.items():
-        path = root / layout.chunk_key(name, shard)
-        if not path.exists():
-            _create(path, _placed(pieces, name, np.zeros(layout.TOKEN_ROWS_PER_SHARD, layout.TOKEN_ARRAYS[name])))
+        key = layout.chunk_key(name, shard)
+        if not objects.exists(key):
+            _create(objects, key, _placed(pieces, name, np.zeros(layout.TOKEN_ROWS_PER_SHARD, layout.TOKEN_ARRAYS[name])))
             continue
         stored = cast("NDArray[Any]", array[first : first + layout.TOKEN_ROWS_PER_SHARD])
         wanted = _placed(pieces, name, stored.copy())
         if not np.array_equal(wanted, stored):
             array[first : first + len(wanted)] = wanted
-            sync_object(path)
+            objects.settle(key)
 
 
 def _placed(pieces: list[TokenBlock], name: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -85,13 +82,11 @@ def _placed(pieces: list[TokenBlock], name: str, values: NDArray[Any]) -> NDArra
     return values
 
 
-def _create(path: Path, values: NDArray[Any]) -> None:
+def _create(objects: Objects, key: str, values: NDArray[Any]) -> None:
     """Write a shard object of these values; chunks of nothing but zeros are left out, and so is a shard of only those."""
     codec = Zstd(level=layout.ZSTD_LEVEL)
     chunks = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1, layout.TOKEN_ROWS_PER_CHUNK)
     encoded = [bytes(codec.encode(chunk)) if chunk.any() else b"" for chunk in chunks]
     if any(encoded):
-        make_directories(path.parent)
         lengths = np.array([len(chunk) for chunk in encoded], np.int64)
-        replace_file(path, b"".join([*encoded, sharding.encode_lengths(lengths)]))
-        fsync_directory(path.parent.parent)
+        objects.replace(key, b"".join([*encoded, sharding.encode_lengths(lengths)]))
