@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-import zarr.storage
 from numpy.typing import NDArray
-from obstore.store import from_url
 from statetap.adapters.store.shard_writers import ShardWriters
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
@@ -30,6 +28,7 @@ from statetap.ports import (
     UnitWrite,
 )
 
+from tests.fakes.cluster import zarr_store
 from tests.fakes.store import FakeInspector, FakeShardWriter, FakeStore
 from tests.fakes.store_on_disk import AUX, LAST, as_view, attributes, hidden_arrays, random_rows
 
@@ -41,11 +40,6 @@ def bad_values(detail: str) -> Refusal:
 
 
 GEOMETRY = Geometry(rows_per_shard=8, rows_per_chunk=2, alignment=2)
-
-
-def zarr_store(location: str) -> Any:
-    """By which zarr-python opens it."""
-    return zarr.storage.ObjectStore(from_url(location), read_only=True) if "://" in location else location
 
 
 @dataclass

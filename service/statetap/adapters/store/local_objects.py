@@ -38,7 +38,7 @@ class LocalObjects:
     def read(self, key: str) -> bytes | None:
         try:
             return (self._root / key).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def replace(self, key: str, data: bytes) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from statetap.adapters.store import token_shards
+from statetap.adapters.store import local_objects
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.ports import StoreError, TokenBlock
 from statetap_client import layout
@@ -72,7 +72,8 @@ async def test_writing_again_writes_the_same_bytes_and_nothing_twice(tmp_path, m
     await store.write_tokens(str(tmp_path / "s"), blocks)
     before = tree_of(tmp_path / "s")
     synced = []
-    monkeypatch.setattr(token_shards, "sync_object", synced.append)
+    for name in ("sync_object", "replace_file"):
+        monkeypatch.setattr(local_objects, name, lambda *written: synced.append(written))
     await store.write_tokens(str(tmp_path / "s"), blocks)
     assert tree_of(tmp_path / "s") == before
     assert synced == []
