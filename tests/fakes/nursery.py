@@ -75,7 +75,7 @@ class Nursery:
         atexit.register(self.close)
 
     def start(self, module: str, arguments: Sequence[str], log_file: Path) -> ForkedProcess:
-        """Start `python -m <module> <arguments>`, its output in `log_file`, in the working directory and environment of this one."""
+        """Start `python -m <module> <arguments>`, its output in `log_file`, in the folder and environment of this one."""
         order: dict[str, Any] = {"module": module, "arguments": list(arguments), "log": str(log_file), "folder": str(Path.cwd())}
         order["environment"] = dict(os.environ)
         return ForkedProcess(self, int(self.ask(order)))

@@ -57,7 +57,7 @@ def test_an_object_store_that_fails_is_told_without_its_secrets(stores, object_s
     monkeypatch.setattr(object_stores, "RETRIES", 0)
     reader = StoreReader(stores[1])
     object_store.gate.faults.append(Fault("GET"))
-    with pytest.raises(StoreReadError, match="sample 1: .* could not be read: .*503"):
+    with pytest.raises(StoreReadError, match=r"sample 1: .* could not be read: .*503"):
         reader.sample(1)
     with pytest.raises(NotAStore, match="503") as refused:
         StoreReader(stores[1])

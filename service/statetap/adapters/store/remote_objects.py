@@ -1,7 +1,8 @@
 """The objects of a store at an object store. Each is one PUT: there whole or not at all, and durable once that is answered.
 
-A shard's object is made by a PUT that refuses to replace (`If-None-Match: *`). S3 takes at most 5 GiB in one PUT, and obstore's
-multipart uploads cannot be conditional, so an object is in memory as a whole while it is sent.
+A shard's object is made by a PUT that refuses to replace (`If-None-Match: *`). S3 takes at most 5 GiB in one PUT, and obstore
+0.12 has no conditional multipart upload (its `put` sends in one piece whatever it is to create), so an object is in memory as a
+whole while it is sent; obstore sends it from there, without another copy.
 """
 
 from __future__ import annotations
