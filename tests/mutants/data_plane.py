@@ -89,12 +89,9 @@ MUTANTS = (
     ),
     Mutant(
         name="writer-publishes-for-nobody",
-        file="service/statetap/adapters/store/local_shard_writer.py",
-        old="""                self._publish(written)
-            self._check()
-""",
-        new="""                self._publish(written)
-""",
+        file="service/statetap/adapters/store/unit_attempts.py",
+        old="            self._publish_all(objects)\n            self._check()\n",
+        new="            self._publish_all(objects)\n",
         catcher=tests(WRITER, "-k", "left_while_it_was_published"),
         breaks="an uncommitted unit is always safe to do again: a cancelled attempt leaves nothing",
     ),

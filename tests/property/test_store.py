@@ -93,8 +93,8 @@ def units(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Write the unit; what every array must then hold, in bytes, `[rows of the store, row bytes]`."""
+def made(location: str, unit: dict[str, Any]) -> tuple[UnitWrite, dict[str, np.ndarray]]:
+    """The unit to write; what every array must then hold, in bytes, `[rows of the store, row bytes]`."""
     rng = np.random.default_rng(unit["seed"])
     row_start = unit["skip"] * unit["geometry"].rows_per_shard
     wanted, segments = {}, []
@@ -109,32 +109,36 @@ def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
             segments += [Segment(array.name, row, as_view(data[:half]))] if half else []
             segments.append(Segment(array.name, row + half, as_view(data[half:])))
 
+    return UnitWrite(
+        location=location,
+        arrays=unit["arrays"],
+        geometry=unit["geometry"],
+        row_start=row_start,
+        rows=unit["rows"],
+        fence=1,
+        segments=segments,
+        compression=unit["compression"],
+    ), wanted
+
+
+def write(root: Path, unit: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Write the unit; what every array must then hold."""
+    unit_write, wanted = made(str(root), unit)
+
     async def run() -> None:
-        arrays, geometry = unit["arrays"], unit["geometry"]
         writer = LocalShardWriter(way=lambda _: unit["way"])
         await ZarrStore().prepare(
             str(root),
             StorePlan(
-                arrays=arrays,
-                geometry=geometry,
-                rows=row_start + unit["rows"],
+                arrays=unit_write.arrays,
+                geometry=unit_write.geometry,
+                rows=unit_write.row_start + unit_write.rows,
                 samples=1,
-                attributes=attributes(arrays[0].dtype),
-                compression=unit["compression"],
+                attributes=attributes(unit_write.arrays[0].dtype),
+                compression=unit_write.compression,
             ),
         )
-        await writer.write(
-            UnitWrite(
-                location=str(root),
-                arrays=arrays,
-                geometry=geometry,
-                row_start=row_start,
-                rows=unit["rows"],
-                fence=1,
-                segments=segments,
-                compression=unit["compression"],
-            )
-        )
+        await writer.write(unit_write)
         writer.close()
 
     with a_kernel_that_insists():

@@ -102,6 +102,16 @@ def test_lists_and_tables_in_variables_are_json(monkeypatch):
     assert refusal() == "STATETAP_STORE_ROOTS: not JSON; write a list or a table in a variable as JSON, such as '[\"/data\"]'"
 
 
+def test_object_stores_are_urls_in_one_spelling(write):
+    assert load_settings(write('object_stores = ["s3://bucket/a/", "gs://b"]', "good.toml")).object_stores == (
+        "s3://bucket/a",
+        "gs://b",
+    )
+    assert load_settings().object_stores == ()
+    told = refusal(write('object_stores = ["s3://bucket/../a"]', "bad.toml"))
+    assert "bad.toml: object_stores[0]: 's3://bucket/../a' has the part '..'" in told
+
+
 def test_variables_of_the_plugin_and_the_client_are_ignored(monkeypatch):
     monkeypatch.setenv("STATETAP_PLUGIN_DIR", "/dev/shm/x")
     monkeypatch.setenv("STATETAP_PLUGIN_SERVER__PROT", "1")

@@ -77,6 +77,57 @@ def test_a_store_inside_a_store_is_refused(settings, tmp_path):
         locate_store("a.zarr/b.zarr", settings)
 
 
+@pytest.mark.parametrize(
+    "place", ["s3://bucket/a/run.zarr", "s3://bucket/a/deep/er/run.zarr", "s3://bucket/a/run.zarr/", "gs://whole/run.zarr"]
+)
+def test_a_url_below_a_configured_one_is_a_store(settings, place):
+    settings = settings.model_copy(update={"object_stores": ("s3://bucket/a", "gs://whole")})
+    assert locate_store(place, settings) == place.removesuffix("/")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "s3://bucket/a",
+        "s3://bucket/a/",
+        "s3://bucket/ab/run.zarr",
+        "s3://bucket/run.zarr",
+        "s3://bucket-2/a/run.zarr",
+        "gs://bucket/a/run.zarr",
+        "s3://bucket/a/../run.zarr",
+        "s3://bucket/a/%2e%2e/run.zarr",
+        "s3://bucket/a/./run.zarr",
+        "s3://bucket/a//run.zarr",
+        "s3://bucket/a/run.zarr//",
+        "s3://bucket/a/run.zarr?versionId=1",
+        "s3://bucket/a/run.zarr#x",
+        "s3://key:secret@bucket/a/run.zarr",
+        "s3://bucket:9000/a/run.zarr",
+        "s3://BUCKET/a/run.zarr",
+        "S3://bucket/a/run.zarr",
+        "s3:///bucket/a/run.zarr",
+        "s3://bucket/a/run zarr",
+        "s3://bucket/a/run.zarr\n",
+        "s3://bucket/a/r\u00fcn.zarr",
+        "s3://bucket\\a/run.zarr",
+        "http://bucket/a/run.zarr",
+        "file:///etc/a.zarr",
+        "memory://bucket/a/run.zarr",
+        "://bucket/a/run.zarr",
+    ],
+)
+def test_any_other_url_is_refused_as_the_requests_fault(settings, place):
+    settings = settings.model_copy(update={"object_stores": ("s3://bucket/a",)})
+    with pytest.raises(Refused) as refused:
+        locate_store(place, settings)
+    assert (refused.value.kind, refused.value.field) == (RefusalKind.INVALID, "store")
+
+
+def test_without_configured_ones_every_url_is_refused_with_the_way_out(settings):
+    with pytest.raises(Refused, match=r"s3://bucket/a/run.zarr is not below .* \(object_stores\) are none; add its bucket"):
+        locate_store("s3://bucket/a/run.zarr", settings)
+
+
 @pytest.mark.parametrize("before", [None, 0o644])
 def test_nobody_else_reads_the_ledger(tmp_path: Path, before):
     ledger = tmp_path / "ledger.db"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
@@ -24,7 +23,7 @@ SHOWN_FAILURES = 20
 
 
 def verify(
-    store: Annotated[Path, typer.Argument(help="The store's directory.")],
+    store: Annotated[str, typer.Argument(help="The store's directory, or its URL at an object store.")],
     model: Annotated[
         str | None,
         typer.Option(help="Also recompute hidden states with this Hugging Face model: a directory (GGUF too) or a hub name."),

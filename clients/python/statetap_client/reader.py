@@ -17,10 +17,12 @@ import ml_dtypes
 import numpy as np
 import xxhash
 import zarr
+import zarr.storage
 from numpy.typing import NDArray
 
 from statetap_client import layout
 from statetap_client.layout import Status
+from statetap_client.object_stores import ObstoreMissing, connect, first_line, is_object_url, object_store_errors
 from statetap_client.sample_memory import Block, SampleBuffer, Shapes, bytes_for, memory_of, new_block, parts
 from statetap_client.samples import DigestMismatch, NotAStore, Sample, SampleNotStored, StoreReadError
 from statetap_client.shard_files import MissingRows, RowRange, ShardFiles
@@ -40,21 +42,21 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class StoreReader:
-    """A store, open for reading. Samples are numbered in dataset order; `path` is a directory or a URL that zarr-python opens.
+    """A store, open for reading. Samples are numbered in dataset order; `path` is a directory, or a URL: of an object store
+
+    (`s3://bucket/run.zarr`), else one that zarr-python opens.
 
     `direct`: read past the page cache. By default so where the hidden arrays are more than half of this machine's memory, so that
     most of what is read would be gone from the cache by the time that it is wanted again.
 
     Raises:
-        NotAStore: nothing there, not a Statetap store, or a format version that this reader does not know.
+        NotAStore: nothing there, not a Statetap store, or a format version that this reader does not know; or an object store
+            that cannot be connected to or read from here.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, direct: bool | None = None) -> None:
         self.path = os.fspath(path)
-        try:
-            self._group = zarr.open_group(self.path, mode="r", use_consolidated=False)
-        except (FileNotFoundError, ValueError) as e:
-            raise NotAStore(f"{self.path} is not a Statetap store: no Zarr v3 group can be opened there ({e})") from e
+        self._group = _group(self.path)
         self.attributes = _attributes(self.path, self._group)
         self._hidden = {name: cast("zarr.Array[Any]", self._group[name]) for name in layout.HIDDEN_ARRAYS if name in self._group}
         if "samples/status" not in self._group:
@@ -211,7 +213,10 @@ class StoreReader:
                     raise StoreReadError(f"sample {index} (id {self.ids[index]!r}) is marked stored, but {e}") from e
                 continue
             for one in taken:
-                one.arrays[name][...] = cast("NDArray[Any]", array[one.start : one.end])
+                try:
+                    one.arrays[name][...] = cast("NDArray[Any]", array[one.start : one.end])
+                except object_store_errors() as e:
+                    raise StoreReadError(f"sample {one.index}: {name} of {self.path} could not be read: {first_line(e)}") from e
         for one in taken:
             for name in layout.TOKEN_ARRAYS:
                 one.arrays[name][...] = self.token_rows(name, one.start, one.end)
@@ -249,6 +254,17 @@ class _Taken:
         dtypes = dict.fromkeys(self._reader.hidden_arrays, self._reader.dtype) | layout.TOKEN_ARRAYS
         found = {name: self.block.tensor_of(array, dtypes[name]) if as_torch else array for name, array in self.arrays.items()}
         return Sample(self.index, self._reader.ids[self.index], int(self._reader._next_token[self.index]), **found)
+
+
+def _group(path: str) -> zarr.Group:
+    unreadable: tuple[type[Exception], ...] = (FileNotFoundError, ValueError, *object_store_errors())
+    try:
+        store = zarr.storage.ObjectStore(connect(path), read_only=True) if is_object_url(path) else path
+        return zarr.open_group(store, mode="r", use_consolidated=False)
+    except ObstoreMissing as e:
+        raise NotAStore(str(e)) from e
+    except unreadable as e:
+        raise NotAStore(f"{path} is not a Statetap store: no Zarr v3 group can be opened there ({first_line(e)})") from e
 
 
 def _attributes(path: str, group: zarr.Group) -> Mapping[str, Any]:

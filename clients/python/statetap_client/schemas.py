@@ -88,7 +88,7 @@ class PlacementChoice(Request):
 
 class JobRequest(Request):
     dataset: str
-    store: str = Field(description="Where the store is or will be: a path below one of the service's store roots.")
+    store: str = Field(description="Where the store is or will be: a path below a store root, or a URL below an object store.")
     name: str | None = Field(default=None, max_length=200)
     priority: int = Field(default=0, ge=-1000, le=1000, description="Higher goes first.")
     capture: Capture = Capture()

@@ -83,14 +83,14 @@ class SampleColumns:
 
 
 class Store(Protocol):
-    """The Zarr groups that jobs write to; `location` is a path (or later a URL). Metadata has one writer: the orchestrator."""
+    """The Zarr groups that jobs write to; `location` is a path or a URL. Metadata has one writer: the orchestrator."""
 
     async def describe(self, location: str) -> StoreFacts | None:
         """What is there, None if nothing is. StoreError: something else is there."""
         ...
 
     async def check(self, location: str, plan: StorePlan) -> None:
-        """StoreMismatch: what is there was made for something else. Changes nothing."""
+        """StoreMismatch: what is there was made for something else; StoreError: the place cannot take it. Changes nothing."""
         ...
 
     async def prepare(self, location: str, plan: StorePlan) -> None:

@@ -59,8 +59,7 @@ class Admission:
         facts = await self._describe(location)
         opened = await self._datasets.get(dataset.id)
         plan = await asyncio.to_thread(plan_job, submission, dataset, opened, workers, location, facts)
-        if facts is not None:
-            await self._check_store(location, plan, facts)
+        await self._check_store(location, plan, facts)
         if not submission.ignore_space:
             await self._check_space(location, plan)
         job = JobRecord(
@@ -126,9 +125,10 @@ class Admission:
         except StoreError as error:
             raise Refused(RefusalKind.CONFLICT, str(error), field="store") from error
 
-    async def _check_store(self, location: str, plan: Plan, facts: StoreFacts) -> None:
+    async def _check_store(self, location: str, plan: Plan, facts: StoreFacts | None) -> None:
         dataset = await self._ledger.dataset(plan.spec.dataset)
-        wanted = store_plan(plan.spec, dataset, rows=facts.rows, samples=facts.samples, version=self._version)
+        rows, samples = (0, 0) if facts is None else (facts.rows, facts.samples)
+        wanted = store_plan(plan.spec, dataset, rows=rows, samples=samples, version=self._version)
         try:
             await self._store.check(location, wanted)
         except StoreError as error:

@@ -25,7 +25,7 @@ class UnitSamples:
         self._dump_bytes: dict[int | None, int] = {}
 
     def dump_bytes(self, arrays: Sequence[HiddenArray], chunk: int | None) -> int:
-        """What all of their dumps may take, of passes of `chunk` rows at most. Asked for each sample that waits: reckoned once."""
+        """What all their dumps may take, of passes of `chunk` rows at most. Each sample that waits asks for it."""
         if chunk not in self._dump_bytes:
             self._dump_bytes[chunk] = unit_dump_bytes(self.lengths.values(), arrays, chunk)
         return self._dump_bytes[chunk]

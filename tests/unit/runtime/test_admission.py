@@ -110,6 +110,15 @@ async def test_a_place_that_is_no_store_is_refused():
         assert (refused.kind, refused.field) == (RefusalKind.CONFLICT, "store")
 
 
+async def test_a_place_that_cannot_take_the_jobs_shards_is_refused_before_anything_is_there():
+    async with running(FakeWorker("a")) as world:
+        world.store.fail_once("check", StoreError("a shard may take 6 GiB, an object there 5 at most: submit the job with less"))
+        refused = await refusal(world.submit(8))
+        assert (refused.kind, refused.field) == (RefusalKind.CONFLICT, "store")
+        assert "submit the job with less" in refused.detail
+        assert not world.ledger.jobs_by_id
+
+
 async def test_a_store_without_space_is_refused_with_figures_unless_that_is_to_be_ignored():
     async with running(FakeWorker("a")) as world:
         world.store.free = 100

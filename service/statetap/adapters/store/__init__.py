@@ -1,1 +1,1 @@
-"""The store: Zarr metadata and small arrays through `ZarrStore`, shard objects by hand through `LocalShardWriter`."""
+"""The store: Zarr metadata and small arrays through `ZarrStore`, shard objects by hand through `ShardWriters`."""

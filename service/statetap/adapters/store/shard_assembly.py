@@ -118,6 +118,12 @@ def plan_shards(unit: UnitWrite) -> list[ShardPlan]:
     return plans
 
 
+def shard_keys(arrays: Sequence[HiddenArray], geometry: Geometry, row_start: int, rows: int) -> list[str]:
+    """The keys of all objects that a unit of these rows can have."""
+    shards = layout.shards_of(row_start, rows, geometry.rows_per_shard)
+    return [layout.shard_key(array.name, shard, array.row_shape) for array in arrays for shard in shards]
+
+
 def _cut(array: HiddenArray, segments: Sequence[Segment], unit_rows: int, shard_rows: int) -> dict[int, list[Piece]]:
     """Segments of one array as pieces by shard of the unit."""
     pieces: dict[int, list[Piece]] = {}

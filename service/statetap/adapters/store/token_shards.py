@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import starmap
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +20,7 @@ from numcodecs.zstd import Zstd
 from numpy.typing import NDArray
 from statetap_client import layout, sharding
 
-from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, replace_file, sync_object
+from statetap.adapters.store.objects import Objects
 from statetap.ports import StoreError, TokenBlock
 
 WRITERS = 2
@@ -52,27 +51,25 @@ class _Shard:
         self.covered.append((first, stop))
 
 
-def write_token_blocks(root: Path, blocks: Iterable[TokenBlock]) -> None:
+def write_token_blocks(objects: Objects, blocks: Iterable[TokenBlock]) -> None:
     """Write blocks that come in row order. Rows that no block covers keep what they have.
 
     Raises:
-        StoreError: the file system failed, or blocks are out of order or beyond the store's rows.
+        StoreError: the place failed, or blocks are out of order or beyond the store's rows.
     """
-    try:
-        group = zarr.open_group(root, mode="r+", use_consolidated=False)
+    with objects.failing("writing the tokens of"):
+        group = zarr.open_group(objects.zarr_store(), mode="r+", use_consolidated=False)
         arrays = {name: cast("zarr.Array[Any]", group[name]) for name in layout.TOKEN_ARRAYS}
         rows = arrays[layout.INPUT_IDS].shape[0]
         writing: deque[Future[None]] = deque()
         # However it ends, no thread writes any more then.
         with ThreadPoolExecutor(WRITERS, thread_name_prefix="token-writer") as writers:
             for shard in _by_shard(blocks, rows):
-                writing.append(writers.submit(_write_shard, root, arrays, shard))
+                writing.append(writers.submit(_write_shard, objects, arrays, shard))
                 if len(writing) == WRITERS:
                     writing.popleft().result()
             for written in writing:
                 written.result()
-    except OSError as e:
-        raise as_store_error(e, f"writing the tokens of {root}") from e
 
 
 def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[_Shard]:
@@ -100,12 +97,12 @@ def _by_shard(blocks: Iterable[TokenBlock], rows: int) -> Iterator[_Shard]:
         yield shard
 
 
-def _write_shard(root: Path, arrays: dict[str, zarr.Array[Any]], shard: _Shard) -> None:
+def _write_shard(objects: Objects, arrays: dict[str, zarr.Array[Any]], shard: _Shard) -> None:
     first = shard.number * layout.TOKEN_ROWS_PER_SHARD
     for name, array in arrays.items():
-        path = root / layout.chunk_key(name, shard.number)
-        if not path.exists():
-            _create(path, shard.values[name])
+        key = layout.chunk_key(name, shard.number)
+        if not objects.exists(key):
+            _create(objects, key, shard.values[name])
             continue
         stored = cast("NDArray[Any]", array[first : first + layout.TOKEN_ROWS_PER_SHARD])
         wanted = stored.copy()
@@ -113,16 +110,14 @@ def _write_shard(root: Path, arrays: dict[str, zarr.Array[Any]], shard: _Shard) 
             wanted[covered] = shard.values[name][covered]
         if not np.array_equal(wanted, stored):
             array[first : first + len(wanted)] = wanted
-            sync_object(path)
+            objects.settle(key)
 
 
-def _create(path: Path, values: NDArray[Any]) -> None:
+def _create(objects: Objects, key: str, values: NDArray[Any]) -> None:
     """Write a shard object of these values; chunks of nothing but zeros are left out, and so is a shard of only those."""
     codec = Zstd(level=layout.ZSTD_LEVEL)
     chunks = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1, layout.TOKEN_ROWS_PER_CHUNK)
     encoded = [bytes(codec.encode(chunk)) if chunk.any() else b"" for chunk in chunks]
     if any(encoded):
-        make_directories(path.parent)
         lengths = np.array([len(chunk) for chunk in encoded], np.int64)
-        replace_file(path, b"".join([*encoded, sharding.encode_lengths(lengths)]))
-        fsync_directory(path.parent.parent)
+        objects.replace(key, b"".join([*encoded, sharding.encode_lengths(lengths)]))

@@ -1,6 +1,6 @@
 """The Zarr groups that jobs write to: metadata, token arrays and the projection of the samples.
 
-Metadata documents are the layout's own (`statetap_client.layout`), each replaced as a whole and fsynced, the root first and
+Metadata documents are the layout's own (`statetap_client.layout`), each replaced as a whole and durable, the root first and
 `samples/status` last: a creation that was cut short is told from a store, and is finished by the next `prepare`. One process
 writes a store's metadata, and one call at a time per store writes its arrays. Same inputs, same bytes.
 """
@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Iterable
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, cast
 
-from statetap_client import layout
+from statetap_client import layout, sharding
 
-from statetap.adapters.store.durable_files import as_store_error, make_directories, replace_file
-from statetap.adapters.store.locations import local_path
+from statetap.adapters.store.objects import Objects, objects_at
 from statetap.adapters.store.sample_columns import write_sample_columns
 from statetap.adapters.store.token_shards import write_token_blocks
 from statetap.core.spec import Compression
@@ -27,98 +25,111 @@ _STATUS = f"{layout.SAMPLES_GROUP}/status"
 # Attributes of a store that a job need not share.
 _APPENDED = "datasets"
 _FREE = "statetap_version"
+# What blosc puts before a chunk that it could not make smaller.
+_CHUNK_HEADER_BYTES = 16
 
 
 class ZarrStore:
-    """The Store of local paths. Every method works in a thread."""
+    """The Store of local paths and object stores. Every method works in a thread."""
+
+    def __init__(self) -> None:
+        # Connections to object stores are kept, and what they know of this machine's credentials.
+        self._objects_at = lru_cache(maxsize=16)(objects_at)
 
     async def describe(self, location: str) -> StoreFacts | None:
         """Its rows are those that every array has: growth that was cut short does not count."""
-        return await asyncio.to_thread(_describe, local_path(location))
+        return await asyncio.to_thread(lambda: _describe(self._objects_at(location)))
 
     async def check(self, location: str, plan: StorePlan) -> None:
-        """A location where nothing is fits every plan."""
-        await asyncio.to_thread(_check, local_path(location), plan)
+        """A location where nothing is fits every plan whose shards it can take.
+
+        Raises:
+            StoreMismatch: what is there was made for something else.
+            StoreError: a shard may be larger than an object can be there, or it could not be looked at.
+        """
+        await asyncio.to_thread(lambda: _check(self._objects_at(location), plan))
 
     async def prepare(self, location: str, plan: StorePlan) -> None:
         """Nothing is touched where the store does not fit the plan."""
-        await asyncio.to_thread(_prepare, local_path(location), plan)
+        await asyncio.to_thread(lambda: _prepare(self._objects_at(location), plan))
 
     async def write_tokens(self, location: str, blocks: Iterable[TokenBlock]) -> None:
         """Durable when it returns. Rows that no block covers stay as they are: 0 from the start. One shard is in memory.
 
         Raises:
-            StoreError: the file system failed, or blocks are out of order or beyond the store's rows.
+            StoreError: the place failed, or blocks are out of order or beyond the store's rows.
         """
-        await asyncio.to_thread(write_token_blocks, local_path(location), blocks)
+        await asyncio.to_thread(lambda: write_token_blocks(self._objects_at(location), blocks))
 
     async def write_samples(self, location: str, columns: SampleColumns) -> None:
         """Durable when it returns.
 
         Raises:
-            StoreError: the file system failed, or the columns go beyond the store's samples.
+            StoreError: the place failed, or the columns go beyond the store's samples.
         """
-        await asyncio.to_thread(write_sample_columns, local_path(location), columns)
+        await asyncio.to_thread(lambda: write_sample_columns(self._objects_at(location), columns))
 
     async def free_bytes(self, location: str) -> int | None:
-        return await asyncio.to_thread(_free_bytes, local_path(location))
+        return await asyncio.to_thread(lambda: self._objects_at(location).free_bytes())
 
 
-def _free_bytes(root: Path) -> int:
-    existing = next(path for path in (root, *root.parents) if path.exists())
-    space = os.statvfs(existing)
-    return space.f_bavail * space.f_frsize
-
-
-def _describe(root: Path) -> StoreFacts | None:
-    try:
-        if _is_vacant(root):
+def _describe(objects: Objects) -> StoreFacts | None:
+    with objects.failing("reading"):
+        if objects.is_vacant():
             return None
-        attributes = _attributes(root)
-        documents = _existing(root)
-    except OSError as e:
-        raise as_store_error(e, f"reading {root}") from e
+        attributes = _attributes(objects)
+        documents = _existing(objects)
     if _STATUS not in documents:
         return StoreFacts(rows=0, samples=0, attributes=attributes)
     rows, samples = _sizes(documents)
     return StoreFacts(rows=min(rows), samples=min(samples), attributes=attributes)
 
 
-def _check(root: Path, plan: StorePlan) -> tuple[dict[str, Any], dict[str, Any]]:
+def _check(objects: Objects, plan: StorePlan) -> tuple[dict[str, Any], dict[str, Any]]:
     """The store's attributes and metadata documents once it fits the plan. Writes nothing."""
-    try:
+    _check_sizes(objects, plan)
+    with objects.failing("reading"):
         attributes, existing = dict(plan.attributes), {}
-        if not _is_vacant(root):
-            stored, existing = _attributes(root), _existing(root)
+        if not objects.is_vacant():
+            stored, existing = _attributes(objects), _existing(objects)
             _check_attributes(stored, plan.attributes)
             attributes = _with_datasets(stored, plan.attributes)
         documents = _documents(plan, existing)
-        _check_arrays(root, existing, documents)
-    except OSError as e:
-        raise as_store_error(e, f"reading {root}") from e
+        _check_arrays(objects, existing, documents)
     return attributes, documents
 
 
-def _prepare(root: Path, plan: StorePlan) -> None:
-    attributes, documents = _check(root, plan)
-    try:
-        _write(root, "", layout.group_document(attributes))
+def _check_sizes(objects: Objects, plan: StorePlan) -> None:
+    """Each shard must be able to be an object there: its rows, uncompressed, and its index."""
+    rows, chunks = plan.geometry.rows_per_shard, plan.geometry.rows_per_shard // plan.geometry.rows_per_chunk
+    for array in plan.arrays:
+        # A chunk that does not become smaller is stored as it is, with a header.
+        index = sharding.index_bytes(chunks) + chunks * _CHUNK_HEADER_BYTES
+        nbytes = rows * array.row_bytes + index
+        if objects.largest_bytes is not None and nbytes > objects.largest_bytes:
+            fitting = (
+                (objects.largest_bytes - index) // array.row_bytes // plan.geometry.rows_per_chunk * plan.geometry.rows_per_chunk
+            )
+            raise StoreError(
+                f"a shard of {array.name} may take {nbytes:,} bytes with {rows:,} rows, and an object at {objects} "
+                f"{objects.largest_bytes:,} at most: submit the job with a rows_per_shard of {fitting:,} or less"
+            )
+
+
+def _prepare(objects: Objects, plan: StorePlan) -> None:
+    attributes, documents = _check(objects, plan)
+    with objects.failing("preparing"):
+        _write(objects, "", layout.group_document(attributes))
         for name, document in documents.items():
-            _write(root, name, document)
-    except OSError as e:
-        raise as_store_error(e, f"preparing {root}") from e
+            _write(objects, name, document)
 
 
-def _is_vacant(root: Path) -> bool:
-    """Nothing there, or nothing but dot-files: what a creation leaves that was cut short at its very first file."""
-    return not root.exists() or (root.is_dir() and all(path.name.startswith(".") for path in root.iterdir()))
-
-
-def _existing(root: Path) -> dict[str, Any]:
+def _existing(objects: Objects) -> dict[str, Any]:
     """The metadata documents of the store's arrays that are there."""
     samples = (f"{layout.SAMPLES_GROUP}/{name}" for name in layout.SAMPLE_ARRAYS)
     names = (*layout.HIDDEN_ARRAYS, *layout.TOKEN_ARRAYS, *samples)
-    return {name: _read(root, name) for name in names if (root / layout.metadata_key(name)).exists()}
+    documents = ((name, _read(objects, name)) for name in names)
+    return {name: document for name, document in documents if document is not None}
 
 
 def _sizes(documents: dict[str, Any]) -> tuple[list[int], list[int]]:
@@ -161,12 +172,12 @@ def _check_attributes(stored: Any, wanted: Any) -> None:
             raise StoreMismatch(field, stored.get(field), wanted.get(field))
 
 
-def _check_arrays(root: Path, existing: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check_arrays(objects: Objects, existing: dict[str, Any], wanted: dict[str, Any]) -> None:
     arrays = {name: document for name, document in wanted.items() if document["node_type"] == "array"}
     if existing.keys() - arrays.keys():
         raise StoreMismatch("arrays", sorted(existing), sorted(arrays))
     if _STATUS in existing and (missing := sorted(arrays.keys() - existing.keys())):
-        raise StoreError(f"the store at {root} has lost {', '.join(missing)}: restore the metadata, or use another store")
+        raise StoreError(f"the store at {objects} has lost {', '.join(missing)}: restore the metadata, or use another store")
     for name, document in existing.items():
         if name in layout.HIDDEN_ARRAYS:
             _check_compression(document, arrays[name])
@@ -190,28 +201,30 @@ def _with_datasets(stored: Any, wanted: Any) -> dict[str, Any]:
     return {**stored, _APPENDED: datasets}
 
 
-def _attributes(root: Path) -> dict[str, Any]:
-    document = _read(root, "") if (root / layout.METADATA_NAME).exists() else {}
+def _attributes(objects: Objects) -> dict[str, Any]:
+    document = _read(objects, "") or {}
     attributes = document.get("attributes", {}).get(layout.ATTRIBUTES_KEY)
     if document.get("node_type") != "group" or not isinstance(attributes, dict):
-        raise StoreError(f"{root} is not empty and no Statetap store: use another location, or empty it")
+        raise StoreError(f"{objects} is not empty and no Statetap store: use another location, or empty it")
     version = attributes.get("format_version")
     if version != layout.FORMAT_VERSION:
-        raise StoreError(f"{root} has store format {version!r}, this service writes {layout.FORMAT_VERSION}: use another store")
+        raise StoreError(
+            f"{objects} has store format {version!r}, this service writes {layout.FORMAT_VERSION}: use another store"
+        )
     return cast("dict[str, Any]", attributes)
 
 
-def _read(root: Path, node: str) -> dict[str, Any]:
-    path = root / layout.metadata_key(node)
+def _read(objects: Objects, node: str) -> dict[str, Any] | None:
+    key = layout.metadata_key(node)
+    data = objects.read(key)
     try:
-        return cast("dict[str, Any]", json.loads(path.read_bytes()))
+        return None if data is None else cast("dict[str, Any]", json.loads(data))
     except ValueError as e:
-        raise StoreError(f"{path} is no JSON: {e}; restore it, or use another store") from e
+        raise StoreError(f"{objects}/{key} is no JSON: {e}; restore it, or use another store") from e
 
 
-def _write(root: Path, node: str, document: dict[str, Any]) -> None:
-    path = root / layout.metadata_key(node)
+def _write(objects: Objects, node: str, document: dict[str, Any]) -> None:
+    key = layout.metadata_key(node)
     data = json.dumps(document, indent=2, sort_keys=True).encode()
-    make_directories(path.parent)
-    if not path.exists() or path.read_bytes() != data:
-        replace_file(path, data)
+    if objects.read(key) != data:
+        objects.replace(key, data)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from statetap.adapters.store import token_shards
+from statetap.adapters.store import local_objects
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.ports import StoreError, StoreFull, TokenBlock
 from statetap_client import layout
@@ -74,7 +74,8 @@ async def test_writing_again_writes_the_same_bytes_and_nothing_twice(tmp_path, m
     await store.write_tokens(str(tmp_path / "s"), blocks)
     before = tree_of(tmp_path / "s")
     synced = []
-    monkeypatch.setattr(token_shards, "sync_object", synced.append)
+    for name in ("sync_object", "replace_file"):
+        monkeypatch.setattr(local_objects, name, lambda *written: synced.append(written))
     await store.write_tokens(str(tmp_path / "s"), blocks)
     assert tree_of(tmp_path / "s") == before
     assert synced == []
@@ -113,19 +114,19 @@ async def test_blocks_that_break_the_ports_terms_are_refused(tmp_path, blocks) -
 @pytest.mark.parametrize("shard", ["0", "2"])
 async def test_a_shard_that_finds_no_room_is_told_whichever_it_is(tmp_path, monkeypatch, shard) -> None:
     store = await make_store(tmp_path / "s")
-    replace_file = token_shards.replace_file
+    replace_file = local_objects.replace_file
 
     def full(path: Path, data: bytes) -> None:
         if path.name == shard:
             raise OSError(errno.ENOSPC, "no space")
         replace_file(path, data)
 
-    monkeypatch.setattr(token_shards, "replace_file", full)
+    monkeypatch.setattr(local_objects, "replace_file", full)
     blocks = [block(0, 4), block(SHARD, 4), block(2 * SHARD, 4)]
     with pytest.raises(StoreFull, match="writing the tokens of"):
         await store.write_tokens(str(tmp_path / "s"), blocks)
     assert [thread.name for thread in threading.enumerate() if "token-writer" in thread.name] == []
-    monkeypatch.setattr(token_shards, "replace_file", replace_file)
+    monkeypatch.setattr(local_objects, "replace_file", replace_file)
     await store.write_tokens(str(tmp_path / "s"), blocks)
     assert [int(read(tmp_path / "s", rows=slice(n * SHARD, n * SHARD + 4)).sum()) for n in range(3)] == [10, 10, 10]
 

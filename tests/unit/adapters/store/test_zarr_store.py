@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import xarray
 import zarr
-from statetap.adapters.store import durable_files, zarr_store
+from statetap.adapters.store import durable_files, local_objects
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
 from statetap.core.spec import HiddenArray
@@ -167,7 +167,7 @@ async def test_a_creation_cut_short_anywhere_is_finished_by_the_next(tmp_path, m
             replace_file(path, data)
 
         root = tmp_path / f"cut-{cut}"
-        monkeypatch.setattr(zarr_store, "replace_file", failing)
+        monkeypatch.setattr(local_objects, "replace_file", failing)
         with pytest.raises(StoreFull):
             await store.prepare(str(root), make_plan())
         monkeypatch.undo()
@@ -191,7 +191,7 @@ async def test_a_growth_cut_short_anywhere_does_not_count_and_is_finished_by_the
             left -= 1
             replace_file(path, data)
 
-        monkeypatch.setattr(zarr_store, "replace_file", failing)
+        monkeypatch.setattr(local_objects, "replace_file", failing)
         with pytest.raises(StoreError, match="Input/output error"):
             await store.prepare(str(root), grown)
         monkeypatch.undo()
