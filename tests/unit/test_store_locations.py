@@ -121,6 +121,7 @@ def test_any_other_url_is_refused_as_the_requests_fault(settings, place):
     with pytest.raises(Refused) as refused:
         locate_store(place, settings)
     assert (refused.value.kind, refused.value.field) == (RefusalKind.INVALID, "store")
+    assert "secret" not in refused.value.detail
 
 
 def test_without_configured_ones_every_url_is_refused_with_the_way_out(settings):

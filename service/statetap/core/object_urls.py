@@ -16,6 +16,9 @@ def normalise(url: str) -> str:
     Raises:
         ValueError: it is not of that form; the message says why.
     """
+    if "@" in url:
+        # Not repeated: what stands before it may be a secret.
+        raise ValueError("a store's URL has an '@' in it; credentials are taken from the service's environment, never from a URL")
     bucket, *parts = _split(url.removesuffix("/"))
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(f"{url!r} does not begin with s3://, gs:// or az:// and a bucket's name alone")
