@@ -71,30 +71,25 @@ def hidden_rows(array: HiddenArray, tokens: NDArray[np.int32], first: int = 0) -
 
 
 class MemoryAnswers:
-    """An AnswerJournal in memory. `broken` is raised by every call while it is set."""
+    """An AnswerJournal in memory. While `broken` is set, no answer can be recorded, for that reason."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, int], list[RecordedAnswer]] = {}
         self.broken: OSError | None = None
 
     def record(self, job: str, unit: int, answer: RecordedAnswer) -> None:
-        self._require_whole()
+        if self.broken is not None:
+            raise self.broken
         self.kept.setdefault((job, unit), []).append(answer)
 
     def recall(self, job: str, unit: int) -> list[RecordedAnswer]:
-        self._require_whole()
         return list(self.kept.get((job, unit), []))
 
     def forget(self, job: str, unit: int) -> None:
-        self._require_whole()
         self.kept.pop((job, unit), None)
 
     def keep_only(self, units: Collection[tuple[str, int]]) -> None:
         self.kept = {unit: answers for unit, answers in self.kept.items() if unit in units}
-
-    def _require_whole(self) -> None:
-        if self.broken is not None:
-            raise self.broken
 
 
 class FakeWorker:

@@ -157,8 +157,14 @@ async def test_an_answer_that_cannot_be_recorded_lets_the_request_in_flight_end_
 
     async with running(worker, max_batch_tokens=4) as world:
 
+        record = world.answers.record
+
+        def refuse_once(*_: object) -> None:
+            world.answers.record = record
+            raise OSError(28, "No space left on device")
+
         def breaks() -> None:
-            world.answers.broken = OSError(28, "No space left on device")
+            world.answers.record = refuse_once
 
         at_the_second_request(worker, breaks)
         job = await submit(world)
@@ -167,7 +173,6 @@ async def test_an_answer_that_cannot_be_recorded_lets_the_request_in_flight_end_
         assert world.logged(events.UNIT_GIVEN_BACK) == []
         worker.client.wake()
         await settle()
-        world.answers.broken = None
         assert len(world.logged(events.UNIT_CRASHED)) == 1
         assert world.logged(events.UNIT_GIVEN_BACK)[0]["reason"] == "OSError: [Errno 28] No space left on device"
         await world.passes(10)
