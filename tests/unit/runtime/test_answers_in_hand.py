@@ -156,7 +156,6 @@ async def test_an_answer_that_cannot_be_recorded_lets_the_request_in_flight_end_
     worker.client.script.extend([Answer(), Hang()])
 
     async with running(worker, max_batch_tokens=4) as world:
-
         record = world.answers.record
 
         def refuse_once(*_: object) -> None:
