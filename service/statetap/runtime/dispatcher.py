@@ -67,6 +67,8 @@ class Dispatcher:
         # Workers for which nothing can be leased ahead until their turn is over, or they have more room.
         self._not_ahead: set[str] = set()
         self._withdrawn: set[UnitId] = set()
+        # The jobs that were paused, and the workers that were not away, when it was last seen to.
+        self._withdrawn_for: tuple[set[str], set[str]] = (set(), set())
         self._strikes: Counter[UnitId] = Counter()
         self._waiting: set[str] = set()
         self._endings: asyncio.Queue[Ending] = asyncio.Queue()
@@ -235,6 +237,9 @@ class Dispatcher:
     async def _withdraw(self) -> None:
         """Give back what nobody has begun, nor will soon. That a unit comes back like this says nothing against it."""
         paused = {job.id for job in self._jobs.values() if job.state is JobState.PAUSED}
+        at_work = {driver.name for driver in self._pool.at_work}
+        if (paused, at_work) == self._withdrawn_for:
+            return
         lent = set(self._turns.values())
         for run in [run for run in self._runs.values() if not run.begun and run.id not in lent | self._withdrawn]:
             if run.id[0] in paused:
@@ -245,6 +250,7 @@ class Dispatcher:
                 continue
             self._withdrawn.add(run.id)
             await run.give_up(reason)
+        self._withdrawn_for = (paused, at_work)
 
     def _spare(self, driver: WorkerDriver) -> UnitRun | None:
         """What was leased ahead for this worker and waits; of the most urgent job, if there are several."""

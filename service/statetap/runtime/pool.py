@@ -107,10 +107,14 @@ class WorkerPool:
         return same and identified and tap.capture == spec.capture
 
     def serving(self, spec: JobSpec) -> Iterator[WorkerDriver]:
-        """The workers that are ready or busy and may work on the job. What is busy and barred will not go on."""
+        """The workers that are at work and may work on the job."""
+        return (driver for driver in self.at_work if driver.tap is not None and self.serves(driver.tap, spec))
+
+    @property
+    def at_work(self) -> Iterator[WorkerDriver]:
+        """The workers that are ready or busy, and will go on: what is busy and barred, or drained, will not."""
         for driver in self._drivers.values():
-            at_work = (driver.ready or driver.busy) and not driver.machine.draining and not driver.machine.is_held
-            if at_work and driver.tap is not None and self.serves(driver.tap, spec):
+            if (driver.ready or driver.busy) and not driver.machine.draining and not driver.machine.is_held:
                 yield driver
 
     def barred_from(self, spec: JobSpec) -> str | None:
