@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from rich.table import Table
 from statetap.adapters.datasets.arrow_file import RESIDENT_BYTES
 
-from tests.soak.verdict import MIB, Criterion, flat, none, table
+from tests.soak.verdict import MIB, WARM_UP, Criterion, flat, none, table
 
 FULL_SAMPLES, FULL_HIDDEN = 37_000, 7168
-# Of the looks: meanwhile the ledger's connections fill their caches, and the first units come one after the other.
-WARM_UP = 0.2
 # Code that is read in when it runs for the first time.
 CODE_BYTES = 16 * MIB
 

@@ -1,7 +1,7 @@
 """`python -m tests.soak`: tens of thousands of small samples through one life of a service, under a trickle of faults.
 
-Exit status 0: what the service holds is flat (the last third of the time against the first), every sample ended stored, bit for
-bit as undisturbed, or failed with a reason, and nothing is left lying. `make soak ARGS=…`.
+Exit status 0: what the service holds is flat (the last third of the time against the first, a fifth for warming up left out),
+every sample ended stored, bit for bit as undisturbed, or failed with a reason, and nothing is left lying. `make soak ARGS=…`.
 """
 
 from __future__ import annotations
