@@ -42,9 +42,9 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class StoreReader:
-    """A store, open for reading. Samples are numbered in dataset order; `path` is a directory, or a URL: of an object store
+    """A store, open for reading. Samples are numbered in dataset order.
 
-    (`s3://bucket/run.zarr`), else one that zarr-python opens.
+    `path` is a directory, or a URL: of an object store (`s3://bucket/run.zarr`), else one that zarr-python opens.
 
     `direct`: read past the page cache. By default so where the hidden arrays are more than half of this machine's memory, so that
     most of what is read would be gone from the cache by the time that it is wanted again.
