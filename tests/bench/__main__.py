@@ -15,6 +15,7 @@ import zarr
 from tests.bench import batches, orchestrator, planning, publishing, reading, report, writing
 from tests.bench.material import publish
 from tests.bench.rows import Row
+from tests.fakes.mounts import tmpfs
 
 PARTS = ("writing", "publishing", "reading", "batches", "orchestrator", "planning")
 
@@ -42,7 +43,12 @@ def main() -> None:
             material = publish(shared / "dumps", options.samples, options.rows, options.hidden)
             nbytes = material.nbytes
             if options.only != "reading":
-                rows += writing.rows(material, shared, disk, options.rounds)
+                # What an administrator does by `mount -o remount,huge=within_size /dev/shm`.
+                with tmpfs(shared / "large", "huge=within_size") as refused:
+                    large = (
+                        None if refused else publish(shared / "large" / "dumps", options.samples, options.rows, options.hidden)
+                    )
+                    rows += writing.rows(material, large, shared, disk, options.rounds)
             if options.only != "writing":
                 rows += reading.rows(material, disk, options.rounds)
         if options.only in (None, "publishing"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 from statetap.adapters.store import object_files
-from statetap.adapters.store.direct_io import Alignment, SharedMappings, direct_alignment
+from statetap.adapters.store.direct_io import SharedMappings
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
-from statetap.adapters.store.object_files import ObjectFile
+from statetap.adapters.store.object_files import WINDOW_BYTES, ObjectFile, WriteWay
 from statetap.adapters.store.shard_assembly import plan_shards
 from statetap.adapters.store.shard_objects import Hasher, write_object
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
-from statetap.adapters.store.write_ways import ways
+from statetap.adapters.store.write_ways import past_the_page_cache, ways
 from statetap.core.spec import HiddenArray
 from statetap.ports import CapturePart, UnitWrite
 from statetap_sglang.format import ROW_CHECKSUMS
@@ -32,8 +31,10 @@ from tests.bench.rows import Row
 CP = "cp + fsync"
 OURS = "shards, digests and checks"
 BARE = "shards, bytes alone"
-PAST = "shards past the page cache, digests and checks"
-BARE_PAST = "shards past the page cache, bytes alone"
+PAST = "shards straight past the page cache, digests and checks"
+BARE_PAST = "shards straight past the page cache, bytes alone"
+LARGE = "shards straight from large pages, digests and checks"
+BARE_LARGE = "shards straight from large pages, bytes alone"
 NULL = "null sink, digests and checks"
 BARE_NULL = "null sink, bytes alone"
 SPECFORGE = "SpecForge: torch.save a sample"
@@ -42,15 +43,16 @@ ZARR = "zarr-python, sharded"
 TENSORSTORE = "tensorstore, sharded"
 
 
-def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]:
+def rows(material: Material, large: Material | None, shared: Path, disk: Path, rounds: int) -> list[Row]:
+    """`large` is the same in dumps on a tmpfs that has large pages, if one can be mounted."""
     target = disk / "written"
     ways.of(disk)
     todo: dict[str, Callable[[], None]] = {
         CP: partial(peers.copy, material, target),
         OURS: lambda: asyncio.run(_extract(material, target)),
         BARE: lambda: _bare(material, target),
-        PAST: lambda: asyncio.run(_extract(material, target, _past_the_page_cache)),
-        BARE_PAST: lambda: _bare(material, target, _past_the_page_cache),
+        PAST: lambda: asyncio.run(_extract(material, target, _straight)),
+        BARE_PAST: lambda: _bare(material, target, _straight),
         NULL: lambda: _null(material, target),
         BARE_NULL: lambda: _bare_null(material, target),
         SPECULATORS: partial(peers.speculators, material, target, shared),
@@ -58,6 +60,9 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
         ZARR: partial(peers.zarr_python, material, target),
         TENSORSTORE: partial(peers.tensorstore_sharded, material, target),
     }
+    if large is not None:
+        todo[LARGE] = lambda: asyncio.run(_extract(large, target, _straight))
+        todo[BARE_LARGE] = lambda: _bare(large, target, _straight)
     measured = measure({name: Way(run, after=partial(_clear, target)) for name, run in todo.items()}, rounds)
     speeds = {name: material.nbytes / one.median / 1e6 for name, one in measured.items()}
     cpu = {name: one.median_cpu / (material.nbytes / 1e9) for name, one in measured.items()}
@@ -65,6 +70,17 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
     def against(name: str, at_least: float | None) -> Row:
         details = {f"{OURS}, MB/s": speeds[OURS], f"{name}, MB/s": speeds[name], f"{name}, CPU-s/GB": cpu[name]}
         return Row(f"dumps to durable shards, against {name}", times_faster(measured, OURS, name), "x", at_least, details=details)
+
+    def straight(how: str, checked: str, bare: str) -> list[Row]:
+        return [
+            Row(
+                f"the same {how}, CPU, {what}",
+                cpu[name],
+                "CPU-s/GB",
+                details={f"{name}, against cp, x": times_faster(measured, name, CP), f"{name}, MB/s": speeds[name]},
+            )
+            for name, what in ((checked, "with digests, checksums and value checks"), (bare, "bytes alone"))
+        ]
 
     return [
         against(CP, 1.0),
@@ -76,19 +92,9 @@ def rows(material: Material, shared: Path, disk: Path, rounds: int) -> list[Row]
             at_most=0.15,
             details={f"{BARE}, against cp, x": times_faster(measured, BARE, CP)},
         ),
-        # Whichever way is the faster one here, and was taken above.
-        Row(
-            "the same past the page cache, CPU, with digests, checksums and value checks",
-            cpu[PAST],
-            "CPU-s/GB",
-            details={f"{PAST}, against cp, x": times_faster(measured, PAST, CP), f"{PAST}, MB/s": speeds[PAST]},
-        ),
-        Row(
-            "the same past the page cache, CPU, bytes alone",
-            cpu[BARE_PAST],
-            "CPU-s/GB",
-            details={f"{BARE_PAST}, against cp, x": times_faster(measured, BARE_PAST, CP)},
-        ),
+        # Whichever way is the fastest one here, and was taken above.
+        *straight("straight past the page cache", PAST, BARE_PAST),
+        *(straight("straight from large pages", LARGE, BARE_LARGE) if large else ()),
         Row("into a null sink, with digests, checksums and value checks", _per_core(measured[NULL], material), "GB/s a core"),
         Row("into a null sink, bytes alone", _per_core(measured[BARE_NULL], material), "GB/s a core"),
         against(SPECFORGE, 5.0),
@@ -106,12 +112,12 @@ def _clear(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
 
 
-def _past_the_page_cache(directory: Path) -> Alignment | None:
-    with tempfile.TemporaryFile(dir=directory) as file:
-        return direct_alignment(file.fileno())
+def _straight(directory: Path) -> WriteWay:
+    [straight, _] = past_the_page_cache(directory)
+    return straight
 
 
-async def _extract(material: Material, target: Path, way: Callable[[Path], Alignment | None] = ways.of) -> None:
+async def _extract(material: Material, target: Path, way: Callable[[Path], WriteWay] = ways.of) -> None:
     """As the service does it: captures are inspected as they come, units written when theirs are, side by side."""
     inspector, writer = ThreadedCaptureInspector(), LocalShardWriter(way=way)
 
@@ -134,7 +140,7 @@ async def _inspect(inspector: ThreadedCaptureInspector, dumps: list[MappedDump],
     assert not [report.refusal for report in reports if report.refusal]
 
 
-def _bare(material: Material, target: Path, way: Callable[[Path], Alignment | None] = ways.of) -> None:
+def _bare(material: Material, target: Path, way: Callable[[Path], WriteWay] = ways.of) -> None:
     """Shards without any digest, on one thread."""
     for _, unit in material.units(target):
         mappings = SharedMappings(segment.data.cast("B") for segment in unit.segments)
@@ -156,6 +162,8 @@ class _Toucher:
 
 class _NullFile(ObjectFile):
     """A disk that takes no time."""
+
+    most_bytes = WINDOW_BYTES
 
     def write(self, buffers: object) -> None: ...
 

@@ -15,21 +15,28 @@ TRIES_TO_FILL = 100
 
 
 @contextmanager
-def small_tmpfs(at: Path, nbytes: int) -> Iterator[Path]:
-    """A tmpfs of `nbytes` mounted at `at`; skips the test where mounting is not allowed."""
+def tmpfs(at: Path, options: str) -> Iterator[str | None]:
+    """A tmpfs mounted at `at` with these options, or why that is not allowed here."""
     at.mkdir(parents=True, exist_ok=True)
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={nbytes},mode=700", "tmpfs", str(at)],
-        check=False,
-        capture_output=True,
-        text=True,
+        ["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", str(at)], check=False, capture_output=True, text=True
     )
     if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+        yield mounted.stderr.strip() or "mount failed"
+        return
     try:
-        yield at
+        yield None
     finally:
         subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@contextmanager
+def small_tmpfs(at: Path, nbytes: int) -> Iterator[Path]:
+    """A tmpfs of `nbytes` mounted at `at`; skips the test where mounting is not allowed."""
+    with tmpfs(at, f"size={nbytes}") as refused:
+        if refused is not None:
+            pytest.skip(f"no file system can be mounted here: {refused}")
+        yield at
 
 
 def fill(at: Path, *, leave: int) -> Path:

@@ -57,16 +57,16 @@ MUTANTS = (
             self._bounce[self._filled : self._block] = 0
             self._filled = self._block
             self._flush()
-        os.ftruncate(self.descriptor, nbytes)
-        os.fsync(self.descriptor)
+        os.ftruncate(self._descriptor, nbytes)
+        os.fsync(self._descriptor)
 """,
         new="""        nbytes = self._written + self._filled
-        os.fsync(self.descriptor)
+        os.fsync(self._descriptor)
         if self._filled:
             self._bounce[self._filled : self._block] = 0
             self._filled = self._block
             self._flush()
-        os.ftruncate(self.descriptor, nbytes)
+        os.ftruncate(self._descriptor, nbytes)
 """,
         catcher=tests(FILES, "-k", "synced"),
         breaks="an object that has its name survives a power cut whole",
@@ -130,10 +130,26 @@ MUTANTS = (
     Mutant(
         name="writer-syncs-no-bytes",
         file="service/statetap/adapters/store/object_files.py",
-        old="        os.ftruncate(self.descriptor, self._position)\n        os.fsync(self.descriptor)\n",
-        new="        os.ftruncate(self.descriptor, self._position)\n",
+        old="        os.ftruncate(self._descriptor, self._position)\n        os.fsync(self._descriptor)\n",
+        new="        os.ftruncate(self._descriptor, self._position)\n",
         catcher=tests(POWER_CUT),
         breaks="a commit is recorded of what a power cut leaves",
+    ),
+    Mutant(
+        name="writer-stages-past-a-window",
+        file="service/statetap/adapters/store/object_files.py",
+        old="                if self._filled == WINDOW_BYTES:\n                    self._flush()\n",
+        new="                if self._filled == WINDOW_BYTES:\n                    self._filled = 0\n",
+        catcher=tests(FILES, "-k", "staged_bytes"),
+        breaks="an object is all of its bytes, however many windows it is staged in",
+    ),
+    Mutant(
+        name="writer-drops-what-is-not-written-yet",
+        file="service/statetap/adapters/store/object_files.py",
+        old="                wait_for_written(self._descriptor, arriving, WINDOW_BYTES)\n",
+        new="",
+        catcher=tests(FILES, "-k", "leave_the_page_cache"),
+        breaks="the page cache holds a few windows of an object, whatever its size",
     ),
     Mutant(
         name="writer-syncs-no-names",

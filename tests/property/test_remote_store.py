@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from obstore.store import from_url
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.object_files import WriteWay
 from statetap.adapters.store.remote_shard_writer import RemoteShardWriter
 
 from tests.property.test_store import made, units
@@ -34,7 +35,7 @@ def test_an_object_store_gets_the_bytes_that_a_disk_gets(place, unit) -> None:
     write, _ = made(location, unit)
 
     async def run(folder: str) -> None:
-        local, remote = LocalShardWriter(way=lambda _: None), RemoteShardWriter()
+        local, remote = LocalShardWriter(way=lambda _: WriteWay()), RemoteShardWriter()
         try:
             assert await remote.write(write) == await local.write(replace(write, location=folder))
         finally:

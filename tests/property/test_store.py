@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from statetap.adapters.store import durable_files
 from statetap.adapters.store.direct_io import Alignment, address_of
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.object_files import WriteWay
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
 from statetap.core.spec import Compression, HiddenArray
@@ -85,7 +86,7 @@ def units(draw: st.DrawFn) -> dict[str, Any]:
     first_unit = draw(st.integers(0, 2))
     seed = draw(st.integers(0, 2**32 - 1))
     return {"arrays": tuple(arrays), "geometry": geometry, "rows": rows, "spans": spans, "skip": first_unit, "seed": seed} | {
-        "way": draw(st.sampled_from([None, STRICT])),
+        "way": draw(st.sampled_from([WriteWay(), WriteWay(STRICT), WriteWay(STRICT, staged=True)])),
         "compression": draw(st.sampled_from(Compression)),
         "compressible": draw(st.booleans()),
         # Where in a page a dump's tensor begins: ours at its start.

@@ -6,16 +6,15 @@ worker read is not copied once more on its way to the trainer.
 
 from __future__ import annotations
 
-import mmap
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from statetap_client.byte_ranges import PAGE_BYTES
+from statetap_client.large_pages import large_pages
 
 if TYPE_CHECKING:
     import torch
@@ -132,11 +131,8 @@ def _whole_pages(nbytes: int) -> int:
 
 
 def _mapped(nbytes: int) -> Block:
-    pages = mmap.mmap(-1, max(_whole_pages(nbytes), PAGE_BYTES))
-    # Fewer and larger pages: a fresh sample's page faults would take longer than its reading.
-    with suppress(OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return Block(np.frombuffer(pages, np.uint8))
+    # A fresh sample's page faults would take longer than its reading.
+    return Block(large_pages(max(_whole_pages(nbytes), PAGE_BYTES)))
 
 
 def _shared(nbytes: int) -> Block:

@@ -1,6 +1,6 @@
 """What writing past the page cache needs of Linux and Python's standard library does not give.
 
-Source: statx(2) with STATX_DIOALIGN (Linux 6.1), fallocate(2), madvise(2).
+Source: statx(2) with STATX_DIOALIGN (Linux 6.1), fallocate(2), madvise(2), sync_file_range(2).
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ PAGE_BYTES = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _libc.statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
 
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
 _STATX_BYTES = 256
+_SYNC_WAIT_BEFORE, _SYNC_WRITE, _SYNC_WAIT_AFTER = 1, 2, 4
 # Where struct statx holds stx_mask, and stx_dio_mem_align with stx_dio_offset_align behind it.
 _MASK_AT, _DIOALIGN_AT = 0, 0x98
 _NOT_SUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
@@ -67,6 +69,27 @@ def allocate(descriptor: int, nbytes: int) -> None:
         OSError: ENOSPC, above all. A file system that cannot allocate is none.
     """
     if nbytes and _libc.fallocate(descriptor, 0, 0, nbytes):
+        code = ctypes.get_errno()
+        if code not in _NOT_SUPPORTED:
+            raise OSError(code, os.strerror(code))
+
+
+def start_writing(descriptor: int, offset: int, nbytes: int) -> None:
+    """Let what was written there leave the page cache for the disk, without waiting for it. This makes nothing durable."""
+    _sync_range(descriptor, offset, nbytes, _SYNC_WRITE)
+
+
+def wait_for_written(descriptor: int, offset: int, nbytes: int) -> None:
+    """Wait until what was written there has left the page cache for the disk. This makes nothing durable.
+
+    Raises:
+        OSError: the disk failed. `fsync` will tell so, too.
+    """
+    _sync_range(descriptor, offset, nbytes, _SYNC_WAIT_BEFORE | _SYNC_WRITE | _SYNC_WAIT_AFTER)
+
+
+def _sync_range(descriptor: int, offset: int, nbytes: int, flags: int) -> None:
+    if _libc.sync_file_range(descriptor, offset, nbytes, flags):
         code = ctypes.get_errno()
         if code not in _NOT_SUPPORTED:
             raise OSError(code, os.strerror(code))

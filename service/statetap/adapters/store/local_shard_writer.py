@@ -1,9 +1,9 @@
-"""Writes units to a local file system: every shard object by hand, straight from the dumps' memory.
+"""Writes units to a local file system: every shard object by hand, from the dumps' memory.
 
 Two phases: first all objects of the unit under temporary names, fsynced; then each gets its final name by `link`, which never
 replaces. A temporary name starts with a dot and carries the fence, next to the final one: `c/7/0/.0.<fence>.partial`. Whatever
-fails, what this attempt made is removed again. The work runs in a few threads; it holds no copy of any payload, but for one chunk
-a thread where chunks are compressed.
+fails, what this attempt made is removed again. The work runs in a few threads; none holds a copy of any payload, but of a window
+where that is the faster way, and of a chunk where chunks are compressed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 import xxhash
 
 from statetap.adapters.store import object_files
-from statetap.adapters.store.direct_io import Alignment, SharedMappings
+from statetap.adapters.store.direct_io import SharedMappings
 from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, publish
 from statetap.adapters.store.locations import local_path
-from statetap.adapters.store.object_files import WINDOW_BYTES
+from statetap.adapters.store.object_files import WINDOW_BYTES, WriteWay
 from statetap.adapters.store.shard_assembly import ShardPlan, plan_shards, shard_keys
 from statetap.adapters.store.shard_objects import write_object
 from statetap.adapters.store.unit_attempts import UnitAttempt, UnitThreads
@@ -32,10 +32,10 @@ from statetap.ports import StoreError, UnitWrite
 class LocalShardWriter:
     """The ShardWriter of local paths. `parallel` is how many shards are written at the same time, in as many units at most.
 
-    `way` says how to write below a directory: by O_DIRECT with that alignment, or (None) through the page cache.
+    `way` says how to write below a directory.
     """
 
-    def __init__(self, *, parallel: int = 2, way: Callable[[Path], Alignment | None] = ways.of) -> None:
+    def __init__(self, *, parallel: int = 2, way: Callable[[Path], WriteWay] = ways.of) -> None:
         self._way = way
         self._threads = UnitThreads(parallel)
 
@@ -65,7 +65,7 @@ class LocalShardWriter:
 class _Attempt(UnitAttempt):
     """One try at writing a unit."""
 
-    def __init__(self, root: Path, fence: int, plans: Sequence[ShardPlan], way: Callable[[Path], Alignment | None]) -> None:
+    def __init__(self, root: Path, fence: int, plans: Sequence[ShardPlan], way: Callable[[Path], WriteWay]) -> None:
         super().__init__(str(root), plans)
         self._root = root
         self._fence = fence

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from statetap.adapters.store.compressed_chunks import compressed_windows
@@ -25,13 +25,32 @@ def write_object(
 
     Without `mappings` the pages of the dumps stay in memory until they are unmapped.
 
-    Hashed first: that reads the pages in by the kernel's quicker way, and the disk takes them from the page tables as they are.
+    Hashed first: that reads the pages in by the kernel's quicker way. Then the disk takes them from the page tables as they are,
+    or a copy is made of them while they are in the core's cache.
     """
     for window in compressed_windows(plan, mappings) if plan.compression is Compression.ZSTD else plan.windows():
         check()
-        for buffer in window:
-            hasher.update(buffer)
-        file.write(window)
+        for buffers in _in_blocks(window, file.most_bytes):
+            for buffer in buffers:
+                hasher.update(buffer)
+            file.write(buffers)
         if mappings is not None:
             mappings.drop(window)
     return file.finish()
+
+
+def _in_blocks(window: Sequence[memoryview], most_bytes: int) -> Iterator[list[memoryview]]:
+    """The window's buffers, cut so that those of a block are `most_bytes` or less."""
+    block: list[memoryview] = []
+    room = most_bytes
+    for buffer in window:
+        start = 0
+        while start < len(buffer):
+            block.append(buffer[start : start + room])
+            start += len(block[-1])
+            room -= len(block[-1])
+            if not room:
+                yield block
+                block, room = [], most_bytes
+    if block:
+        yield block

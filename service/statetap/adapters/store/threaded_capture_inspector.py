@@ -18,8 +18,8 @@ from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.spec import HiddenArray
 from statetap.ports import CapturePart, CaptureReport
 
-# What stays in a core's cache: what has been hashed is checked without another way to memory.
-BLOCK_BYTES = 512 << 10
+# What stays in a cache: what has been hashed is checked without another way to memory. Smaller blocks cost more in calls.
+BLOCK_BYTES = 1 << 20
 
 
 class ThreadedCaptureInspector:

@@ -1,4 +1,4 @@
-"""Which way to write is the faster one on a file system: past the page cache, or through it. Measured once, at its first use."""
+"""Which way to write is the fastest one on a file system: past the page cache, or through it. Measured once, at its first use."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from threading import Lock
 
-from statetap.adapters.store.direct_io import Alignment, allocate, direct_alignment
-from statetap.adapters.store.durable_files import write_all_at
+from statetap.adapters.store.direct_io import allocate, direct_alignment
+from statetap.adapters.store.object_files import WriteWay, fill
 
 _TRIAL_BYTES = 32 << 20
-_LEAST_FREE_BYTES = 8 * _TRIAL_BYTES
-# So often the page cache must win, without a break.
+_LEAST_FREE_BYTES = 256 << 20
+# By medians of so many trials, each from other memory: how scattered its pages are is a matter of luck, and others use the disk.
 _TRIALS = 3
-# Past the page cache takes a fraction of the processor's time and no memory: the other way must be clearly faster.
-_CLEARLY = 1.25
+# Of two ways the second must be clearly faster. Straight past the page cache copies nothing; staged takes no page cache.
+_CLEARLY = 1.15
+_CACHED = WriteWay()
+# Not a place for files, but the kind of memory that is measured.
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
 
 class WriteWays:
     """What was measured, by file system. May be called from any thread."""
 
     def __init__(self) -> None:
-        self._measured: dict[int, Alignment | None] = {}
+        self._measured: dict[int, WriteWay] = {}
         self._lock = Lock()
 
-    def of(self, directory: Path) -> Alignment | None:
-        """How to write below `directory`: O_DIRECT with that alignment, or None: through the page cache.
+    def of(self, directory: Path) -> WriteWay:
+        """How to write below `directory`.
 
         A disk that is nearly full is measured another time: others need what the trial would take.
 
@@ -42,7 +46,7 @@ class WriteWays:
         with self._lock:
             if device not in self._measured:
                 if shutil.disk_usage(directory).free < _LEAST_FREE_BYTES:
-                    return None
+                    return _CACHED
                 self._measured[device] = _measure(directory)
             return self._measured[device]
 
@@ -51,38 +55,61 @@ class WriteWays:
 ways = WriteWays()
 
 
-def _measure(directory: Path) -> Alignment | None:
+def past_the_page_cache(directory: Path) -> list[WriteWay]:
+    """The ways that a file system has besides its page cache, the one that costs least first."""
     # It has no name, so that nobody finds it, and a kill leaves nothing.
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         alignment = direct_alignment(file.fileno())
         if alignment is None or not _set_direct(file.fileno(), on=True):
-            return None
-        data = mmap.mmap(-1, _TRIAL_BYTES)
-        block = os.urandom(1 << 20)
-        # Piece by piece: the event loop does not wait for the whole of it.
-        for start in range(0, _TRIAL_BYTES, len(block)):
-            data[start : start + len(block)] = block
+            return []
+        try:
+            _seconds(file.fileno(), memoryview(mmap.mmap(-1, alignment.offset)), WriteWay(alignment))
+        except OSError as e:
+            if e.errno == errno.EINVAL:
+                return []
+            raise
+    return [WriteWay(alignment), WriteWay(alignment, staged=True)]
+
+
+def _measure(directory: Path) -> WriteWay:
+    candidates = [*past_the_page_cache(directory), _CACHED]
+    if len(candidates) == 1:
+        return _CACHED
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        seconds: dict[WriteWay, list[float]] = {way: [] for way in candidates}
         for _ in range(_TRIALS):
-            seconds = {}
-            for on in (True, False):
-                _set_direct(file.fileno(), on=on)
-                try:
-                    seconds[on] = _seconds(file.fileno(), data)
-                except OSError as e:
-                    if on and e.errno == errno.EINVAL:
-                        return None
-                    raise
-            if seconds[True] < seconds[False] * _CLEARLY:
-                return alignment
-        return None
+            data = _like_dumps()
+            for way in candidates:
+                _set_direct(file.fileno(), on=way.alignment is not None)
+                seconds[way].append(_seconds(file.fileno(), data, way))
+    best = candidates[0]
+    for way in candidates[1:]:
+        if median(seconds[way]) * _CLEARLY < median(seconds[best]):
+            best = way
+    return best
 
 
-def _seconds(descriptor: int, data: mmap.mmap) -> float:
+def _like_dumps() -> memoryview:
+    """Bytes of a file in /dev/shm, mapped: in pages of the size that dumps have there."""
+    block = os.urandom(1 << 20)
+    try:
+        with tempfile.TemporaryFile(dir=_SHARED_MEMORY, buffering=0) as file:
+            # Written, not stored to a mapping: that would end the process where there is no room.
+            for _ in range(_TRIAL_BYTES // len(block)):
+                file.write(block)
+            return memoryview(mmap.mmap(file.fileno(), _TRIAL_BYTES))
+    except OSError:
+        return memoryview(mmap.mmap(-1, _TRIAL_BYTES))
+
+
+def _seconds(descriptor: int, data: memoryview, way: WriteWay) -> float:
     os.ftruncate(descriptor, 0)
     began = time.perf_counter()
     allocate(descriptor, len(data))
-    write_all_at(descriptor, [memoryview(data)], 0)
-    os.fsync(descriptor)
+    file = fill(descriptor, way)
+    for start in range(0, len(data), file.most_bytes):
+        file.write([data[start : start + file.most_bytes]])
+    file.finish()
     return time.perf_counter() - began
 
 

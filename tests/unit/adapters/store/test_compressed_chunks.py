@@ -9,7 +9,7 @@ import zarr
 from statetap.adapters.store import compressed_chunks
 from statetap.adapters.store.compressed_chunks import compressed_windows
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
-from statetap.adapters.store.object_files import WINDOW_BYTES
+from statetap.adapters.store.object_files import WINDOW_BYTES, WriteWay
 from statetap.adapters.store.shard_assembly import plan_shards
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
@@ -49,7 +49,7 @@ async def prepare(root: Path) -> None:
 
 @pytest.fixture
 def writer():
-    writer = LocalShardWriter(way=lambda _: None)
+    writer = LocalShardWriter(way=lambda _: WriteWay())
     yield writer
     writer.close()
 

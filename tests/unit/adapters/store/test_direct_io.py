@@ -5,13 +5,11 @@ import errno
 import mmap
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from statetap.adapters.store import direct_io, write_ways
+from statetap.adapters.store import direct_io
 from statetap.adapters.store.direct_io import Alignment, SharedMappings, allocate, direct_alignment
-from statetap.adapters.store.write_ways import WriteWays
 
 NBYTES = 4 << 20
 # Linux 4.17; not in Python's mmap.
@@ -100,49 +98,6 @@ def test_allocation_tells_what_the_kernel_says(tmp_path) -> None:
     with (tmp_path / "file").open("rb") as file, pytest.raises(OSError, match="Bad file descriptor") as caught:
         allocate(file.fileno(), NBYTES)
     assert caught.value.errno == errno.EBADF
-
-
-@pytest.mark.parametrize(
-    ("direct", "cached", "chosen"), [(1.0, 1.0, True), (1.2, 1.0, True), (2.0, 1.0, False), (0.5, 1.0, True)]
-)
-def test_the_faster_way_is_taken_and_measured_once(tmp_path, monkeypatch, direct, cached, chosen) -> None:
-    alignment = Alignment(512, 4096)
-    measured = []
-
-    def seconds(descriptor: int, data: mmap.mmap) -> float:
-        measured.append(fcntl_direct(descriptor))
-        return direct if measured[-1] else cached
-
-    monkeypatch.setattr(write_ways, "direct_alignment", lambda _: alignment)
-    monkeypatch.setattr(write_ways, "_seconds", seconds)
-    ways = WriteWays()
-    assert ways.of(tmp_path) == (alignment if chosen else None)
-    assert ways.of(tmp_path) == (alignment if chosen else None)
-    assert measured == [True, False] * (1 if chosen else 3)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_disk_that_refuses_is_written_through_the_page_cache(tmp_path, monkeypatch) -> None:
-    def refuse(descriptor: int, data: mmap.mmap) -> float:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(write_ways, "direct_alignment", lambda _: Alignment(512, 4096))
-    monkeypatch.setattr(write_ways, "_seconds", refuse)
-    assert WriteWays().of(tmp_path) is None
-
-
-def test_a_disk_that_is_nearly_full_is_measured_another_time(tmp_path, monkeypatch) -> None:
-    def measure(*_: object) -> float:
-        raise AssertionError("others need what a trial would take")
-
-    monkeypatch.setattr(write_ways, "direct_alignment", lambda _: Alignment(512, 4096))
-    ways = WriteWays()
-    with monkeypatch.context() as patched:
-        patched.setattr(write_ways, "_seconds", measure)
-        patched.setattr(write_ways.shutil, "disk_usage", lambda _: SimpleNamespace(free=255 << 20))
-        assert ways.of(tmp_path) is None
-    monkeypatch.setattr(write_ways, "_seconds", lambda *_: 1.0)
-    assert ways.of(tmp_path) == Alignment(512, 4096)
 
 
 def test_without_proc_nothing_is_dropped(monkeypatch, tmp_path) -> None:

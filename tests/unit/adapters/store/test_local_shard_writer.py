@@ -4,7 +4,6 @@ import asyncio
 import errno
 import gc
 import os
-import tempfile
 import threading
 import weakref
 from collections.abc import Awaitable
@@ -16,8 +15,8 @@ import pytest
 import xxhash
 import zarr
 from statetap.adapters.store import durable_files, object_files
-from statetap.adapters.store.direct_io import direct_alignment
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.object_files import WriteWay
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
 from statetap.core.records import ShardObject
@@ -25,6 +24,7 @@ from statetap.core.spec import Compression, HiddenArray
 from statetap.ports import Segment, StoreError, StoreFull, StorePlan, UnitWrite
 
 from tests.fakes.store_on_disk import AUX, LAST, as_view, attributes, random_rows
+from tests.fakes.write_ways import WAYS, find_way
 
 ARRAYS = (HiddenArray(AUX, (2, 4), "bfloat16"), HiddenArray(LAST, (4,), "bfloat16"))
 GEOMETRY = Geometry(rows_per_shard=8, rows_per_chunk=2, alignment=2)
@@ -52,16 +52,11 @@ async def location(tmp_path, compression) -> str:
     return path
 
 
-@pytest.fixture(params=["direct", "cached"])
+@pytest.fixture(params=WAYS)
 def writer(request, location, compression):
-    """Both ways of writing, on whatever disk the tests run on."""
-    alignment = None
-    if request.param == "direct":
-        with tempfile.TemporaryFile(dir=location) as file:
-            alignment = direct_alignment(file.fileno())
-        if alignment is None:
-            pytest.skip("this file system has no O_DIRECT")
-    writer = Writer(way=lambda _: alignment)
+    """All ways of writing, on whatever disk the tests run on."""
+    way = find_way(request.param, Path(location))
+    writer = Writer(way=lambda _: way)
     writer.compression = compression
     yield writer
     writer.close()
@@ -222,7 +217,7 @@ async def test_one_objects_failure_ends_the_others_and_is_what_is_told(location,
         return pwritev(descriptor, buffers, offset)
 
     monkeypatch.setattr(durable_files.os, "pwritev", faulty)
-    writer = LocalShardWriter(parallel=2, way=lambda _: None)
+    writer = LocalShardWriter(parallel=2, way=lambda _: WriteWay())
     with pytest.raises(StoreError, match=f"{LAST}/c/0/0 failed: .*Input/output error"):
         await writer.write(make_unit(location, rows=8))
     assert files_of(location) == {}

@@ -1,6 +1,8 @@
-"""Files filled from front to back: the same bytes past the page cache and through it, and what the kernel is asked for."""
+"""Files filled from front to back: the same bytes by every way, and what the kernel is asked for."""
 
+import ctypes
 import errno
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -10,22 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from statetap.adapters.store import durable_files, object_files
-from statetap.adapters.store.direct_io import Alignment, address_of, direct_alignment
-from statetap.adapters.store.object_files import WINDOW_BYTES, create
+from statetap.adapters.store.direct_io import Alignment, address_of, wait_for_written
+from statetap.adapters.store.object_files import WINDOW_BYTES, WriteWay, create
+
+from tests.fakes.write_ways import WAYS, find_way
 
 BLOCK = 4096
 STRICT = Alignment(512, BLOCK)
+CACHED, STRAIGHT, STAGED = WriteWay(), WriteWay(STRICT), WriteWay(STRICT, staged=True)
 
 
-@pytest.fixture(params=["direct", "cached"])
-def alignment(request, tmp_path) -> Alignment | None:
-    if request.param == "cached":
-        return None
-    with tempfile.TemporaryFile(dir=tmp_path) as file:
-        found = direct_alignment(file.fileno())
-    if found is None:
-        pytest.skip("this file system has no O_DIRECT")
-    return found
+@pytest.fixture(params=WAYS)
+def way(request, tmp_path) -> WriteWay:
+    """The ways that this file system has."""
+    return find_way(request.param, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,19 @@ class Calls:
         monkeypatch.setattr(durable_files.os, "pwritev", strict)
 
 
-def written(path: Path, windows: list[list[memoryview]], alignment: Alignment | None) -> bytes:
+def cached_pages(path: Path, nbytes: int) -> int:
+    """How many of the file's first pages are in the page cache."""
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), nbytes, prot=mmap.PROT_READ)
+        resident = ctypes.create_string_buffer(nbytes // mmap.PAGESIZE)
+        address = np.frombuffer(view, np.uint8).ctypes.data
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), resident) == 0
+        return sum(page[0] & 1 for page in zip(resident.raw, strict=True))
+
+
+def written(path: Path, windows: list[list[memoryview]], way: WriteWay) -> bytes:
     nbytes = sum(len(buffer) for window in windows for buffer in window)
-    file = create(path, nbytes, alignment)
+    file = create(path, nbytes, way)
     for window in windows:
         file.write(window)
     file.finish()
@@ -77,9 +87,10 @@ def test_any_buffers_make_their_concatenation(memory, pieces, cuts) -> None:
             windows.append([])
     wanted = b"".join(bytes(buffer) for window in windows for buffer in window)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
-        assert written(Path(folder, "cached"), windows, None) == wanted
+        assert written(Path(folder, "cached"), windows, CACHED) == wanted
         Calls(monkeypatch)
-        assert written(Path(folder, "direct"), windows, STRICT) == wanted
+        assert written(Path(folder, "straight"), windows, STRAIGHT) == wanted
+        assert written(Path(folder, "staged"), windows, STAGED) == wanted
 
 
 def test_only_blocks_in_which_buffers_meet_are_bounced(tmp_path, monkeypatch, memory) -> None:
@@ -88,65 +99,105 @@ def test_only_blocks_in_which_buffers_meet_are_bounced(tmp_path, monkeypatch, me
     zeros = memoryview(bytes(BLOCK))
     first, second = memory[: 100 * BLOCK + 1000].data, memory[1 << 20 : (1 << 20) + 50 * BLOCK + 8].data
     wanted = [first, zeros[: BLOCK - 1000], second, zeros[: BLOCK - 8], zeros[:340]]
-    assert written(tmp_path / "object", [wanted], STRICT) == b"".join(wanted)
+    assert written(tmp_path / "object", [wanted], STRAIGHT) == b"".join(wanted)
     start, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
     straight = [length for address, length in calls.addresses if start <= address < end]
     assert straight == [100 * BLOCK, 50 * BLOCK]
     assert sum(length for _, length in calls.addresses) - sum(straight) == 3 * BLOCK
 
 
+def test_staged_bytes_leave_from_large_pages_a_window_at_a_time(tmp_path, monkeypatch, memory) -> None:
+    calls = Calls(monkeypatch)
+    windows = [[memory.data]] * 5
+    assert written(tmp_path / "object", [*windows, [memory[:100].data]], STAGED) == memory.tobytes() * 5 + memory[:100].tobytes()
+    [begin] = {address for address, _ in calls.addresses}
+    assert begin % (2 << 20) == 0
+    assert [length for _, length in calls.addresses] == [WINDOW_BYTES, WINDOW_BYTES, memory.nbytes + BLOCK]
+
+
+def test_windows_leave_the_page_cache_while_others_are_filled(tmp_path, monkeypatch, memory) -> None:
+    """Each is sent off once it is whole, and a few later it is waited for, and gone."""
+    calls: list[tuple[str, int]] = []
+    for name in ("start_writing", "wait_for_written"):
+        real = getattr(object_files, name)
+        monkeypatch.setattr(
+            object_files,
+            name,
+            lambda descriptor, offset, nbytes, name=name, real=real: (
+                calls.append((name, offset // nbytes)) or real(descriptor, offset, nbytes)
+            ),
+        )
+    file = create(tmp_path / "object", 14 * memory.nbytes, CACHED)
+    for _ in range(14):
+        file.write([memory.data])
+    assert calls == [("start_writing", n) for n in range(4)] + [
+        call for n in range(4, 7) for call in (("start_writing", n), ("wait_for_written", n - 4))
+    ]
+    assert cached_pages(tmp_path / "object", 3 * WINDOW_BYTES) == 0
+    assert file.finish() == 14 * memory.nbytes
+    file.close()
+    assert (tmp_path / "object").read_bytes() == memory.tobytes() * 14
+
+
+def test_a_disk_that_fails_meanwhile_is_an_error(tmp_path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    os.close(descriptor)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        wait_for_written(descriptor, 0, WINDOW_BYTES)
+
+
 def test_another_phase_is_bounced_whole(tmp_path, monkeypatch, memory) -> None:
     calls = Calls(monkeypatch)
     data = memory[100 : 100 + 3 * WINDOW_BYTES // 8].data
-    assert written(tmp_path / "object", [[data]], STRICT) == data
+    assert written(tmp_path / "object", [[data]], STRAIGHT) == data
     assert not [address for address, _ in calls.addresses if memory.ctypes.data <= address < memory.ctypes.data + memory.nbytes]
 
 
-def test_short_writes_are_finished(tmp_path, monkeypatch, alignment, memory) -> None:
+def test_short_writes_are_finished(tmp_path, monkeypatch, way, memory) -> None:
     pwritev = os.pwritev
-    most = 1000 if alignment is None else 3 * BLOCK + 100
+    most = 1000 if way.alignment is None else 3 * BLOCK + 100
     monkeypatch.setattr(durable_files.os, "pwritev", lambda *call: min(pwritev(*call), most))
     data = memory[: 10 * BLOCK + 5].data
-    assert written(tmp_path / "object", [[data[:5000], data[5000:]]], alignment) == data
+    assert written(tmp_path / "object", [[data[:5000], data[5000:]]], way) == data
 
 
 def test_a_kernel_that_takes_less_than_a_block_is_an_error(tmp_path, monkeypatch, memory) -> None:
     monkeypatch.setattr(durable_files.os, "pwritev", lambda *_: 100)
     with pytest.raises(OSError, match="takes less than 4096 bytes"):
-        written(tmp_path / "object", [[memory[: 2 * BLOCK].data]], STRICT)
+        written(tmp_path / "object", [[memory[: 2 * BLOCK].data]], STRAIGHT)
 
 
-def test_more_buffers_than_one_call_takes(tmp_path, alignment, memory) -> None:
+def test_more_buffers_than_one_call_takes(tmp_path, way, memory) -> None:
     buffers = [memory[i * BLOCK : i * BLOCK + size].data for i in range(700) for size in (BLOCK, 7)]
-    assert written(tmp_path / "object", [buffers], alignment) == b"".join(buffers)
+    assert written(tmp_path / "object", [buffers], way) == b"".join(buffers)
 
 
-def test_it_is_synced_after_its_last_byte(tmp_path, monkeypatch, alignment, memory) -> None:
+def test_it_is_synced_after_its_last_byte(tmp_path, monkeypatch, way, memory) -> None:
     log: list[str] = []
     for name in ("pwritev", "ftruncate", "fsync"):
         real = getattr(os, name)
         monkeypatch.setattr(os, name, lambda *call, name=name, real=real: log.append(name) or real(*call))
-    written(tmp_path / "object", [[memory[:9000].data], [memory[:340].data]], alignment)
+    written(tmp_path / "object", [[memory[:9000].data], [memory[:340].data]], way)
     assert log[-1] == "fsync"
     assert "pwritev" in log
 
 
-def test_nothing_is_replaced(tmp_path, alignment) -> None:
+def test_nothing_is_replaced(tmp_path, way) -> None:
     (tmp_path / "object").write_bytes(b"there")
     with pytest.raises(FileExistsError):
-        create(tmp_path / "object", 1, alignment)
+        create(tmp_path / "object", 1, way)
 
 
-def test_no_space_is_told_at_once_and_closes_the_file(tmp_path, alignment, monkeypatch) -> None:
+def test_no_space_is_told_at_once_and_closes_the_file(tmp_path, way, monkeypatch) -> None:
     def full(descriptor: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(object_files, "allocate", full)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(OSError, match="full"):
-        create(tmp_path / "object", 1, alignment)
+        create(tmp_path / "object", 1, way)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_an_empty_object(tmp_path, alignment) -> None:
-    assert written(tmp_path / "object", [], alignment) == b""
+def test_an_empty_object(tmp_path, way) -> None:
+    assert written(tmp_path / "object", [], way) == b""

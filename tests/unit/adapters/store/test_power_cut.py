@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import xxhash
 import zarr
-from statetap.adapters.store.direct_io import Alignment, direct_alignment
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
@@ -19,21 +18,17 @@ from statetap.ports import Segment, StorePlan, TokenBlock, UnitWrite
 
 from tests.fakes.power_cut import power_cut
 from tests.fakes.store_on_disk import AUX, LAST, as_view, attributes, random_rows
+from tests.fakes.write_ways import WAYS, find_way
 
 ARRAYS = (HiddenArray(AUX, (2, 4), "bfloat16"), HiddenArray(LAST, (4,), "bfloat16"))
 GEOMETRY = Geometry(rows_per_shard=8, rows_per_chunk=2, alignment=2)
 PLAN = StorePlan(arrays=ARRAYS, geometry=GEOMETRY, rows=32, samples=1, attributes=attributes())
 
 
-@pytest.fixture(params=["direct", "cached"])
+@pytest.fixture(params=WAYS)
 def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalShardWriter]:
-    alignment: Alignment | None = None
-    if request.param == "direct":
-        with (tmp_path / "probe").open("wb") as file:
-            alignment = direct_alignment(file.fileno())
-        if alignment is None:
-            pytest.skip("this file system has no O_DIRECT")
-    writer = LocalShardWriter(way=lambda _: alignment)
+    way = find_way(request.param, tmp_path)
+    writer = LocalShardWriter(way=lambda _: way)
     yield writer
     writer.close()
 

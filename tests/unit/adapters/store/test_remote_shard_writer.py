@@ -11,6 +11,7 @@ import xxhash
 from obstore.store import from_url
 from statetap.adapters.store import remote_objects
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
+from statetap.adapters.store.object_files import WriteWay
 from statetap.adapters.store.remote_shard_writer import RemoteShardWriter
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.placement import Geometry
@@ -55,7 +56,7 @@ def is_shard(method: str, path: str) -> bool:
 @pytest.mark.parametrize("compression", Compression)
 async def test_the_objects_are_those_of_a_disk(location, writer, tmp_path, compression) -> None:
     unit = replace(make_unit(location, rows=16, filled=11), compression=compression)
-    local = LocalShardWriter(way=lambda _: None)
+    local = LocalShardWriter(way=lambda _: WriteWay())
     wanted = await local.write(replace(unit, location=str(tmp_path)))
     local.close()
     objects = await writer.write(unit)
