@@ -21,6 +21,8 @@ class Server:
         self.requests: list[tuple[int, bytes]] = []
         self.answer: Answering = lambda writer: writer.write(OK)
         self.connections = 0
+        self.ended = asyncio.Event()
+        """One of them was closed by the client."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -32,6 +34,7 @@ class Server:
                 self.requests.append((number, head + await reader.readexactly(length)))
                 self.answer(writer)
         except (asyncio.IncompleteReadError, ConnectionError):
+            self.ended.set()
             writer.close()
 
 
@@ -129,6 +132,8 @@ async def test_a_time_out_ends_the_connection(server: Server, connections: Conne
     server.answer = lambda writer: None
     with pytest.raises(TimeoutError):
         await post(connections, timeout_seconds=0.05)
+    async with asyncio.timeout(10):
+        await server.ended.wait()
     server.answer = lambda writer: writer.write(OK)
     await post(connections)
     assert [number for number, _ in server.requests] == [1, 2]
@@ -142,6 +147,8 @@ async def test_a_request_that_is_given_up_ends_its_connection(server: Server, co
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
+    async with asyncio.timeout(10):
+        await server.ended.wait()
     server.answer = lambda writer: writer.write(OK)
     assert await post(connections) == b"{}"
     assert [number for number, _ in server.requests] == [1, 2]
