@@ -34,6 +34,7 @@ from statetap.ports import (
     IdempotencyKey,
     LeaseLost,
     LedgerError,
+    NextUnit,
     NotFound,
     Page,
     SampleColumns,
@@ -215,9 +216,10 @@ class FakeLedger:
 
     # --- units
 
-    async def peek_unit(self, job: str, *, now: float) -> UnitRecord | None:
+    async def peek_unit(self, job: str, *, now: float) -> NextUnit | None:
         this = self._job(job)
-        return next((this.unit_view(unit) for _, unit in sorted(this.units.items()) if unit.is_leasable(now)), None)
+        leasable = (index for index, unit in sorted(this.units.items()) if unit.is_leasable(now))
+        return next((NextUnit(index, this.members(index)) for index in leasable), None)
 
     async def lease_unit(self, job: str, owner: str, *, now: float, ttl_seconds: float) -> UnitLease | None:
         this = self._job(job)

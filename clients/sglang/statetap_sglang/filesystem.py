@@ -25,9 +25,11 @@ _RENAME_NOREPLACE = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.renameat2.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint)
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+# To map is a matter of microseconds, and whoever gives the interpreter's lock away for it may wait milliseconds to get it back.
+_map_locked = ctypes.PyDLL(None, use_errno=True).mmap
+_map_locked.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_map_locked.restype = ctypes.c_void_p
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -123,7 +125,7 @@ def map_writable(descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 def _map(descriptor: int, nbytes: int, protection: int) -> _Mapping:
-    address = _libc.mmap(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
+    address = _map_locked(None, nbytes, protection, mmap.MAP_SHARED, descriptor, 0)
     if address == _MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"mmap of {nbytes} bytes: {os.strerror(code)}")

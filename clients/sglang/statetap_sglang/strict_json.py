@@ -19,6 +19,10 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+# Made once: to make one takes longer than to read a dump's header by it.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
 def load_object(path: object, raw: bytes) -> dict[str, Any]:
     """Parse `raw`, which the caller has bounded in size.
 
@@ -26,7 +30,7 @@ def load_object(path: object, raw: bytes) -> dict[str, Any]:
         DumpFormatError: not UTF-8, not JSON, nested too deep, not an object, or an object with a repeated key.
     """
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = _DECODER.decode(raw.decode())
     except (ValueError, RecursionError) as error:
         raise DumpFormatError(path, f"not valid JSON: {error}") from error
     if not isinstance(value, dict):

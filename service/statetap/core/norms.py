@@ -55,49 +55,48 @@ class RowKind(StrEnum):
 class NormSummary:
     """Of `count` norms: the least, the largest, and the sum."""
 
-    count: int = 0
-    least: float = inf
-    largest: float = 0.0
-    total: float = 0.0
+    count: int
+    least: float
+    largest: float
+    total: float
 
     @property
     def mean(self) -> float:
         return self.total / self.count
-
-    def __add__(self, other: NormSummary) -> NormSummary:
-        return NormSummary(
-            self.count + other.count,
-            min(self.least, other.least),
-            max(self.largest, other.largest),
-            self.total + other.total,
-        )
-
-    def has_seen_like(self, norm: float) -> bool:
-        return self.least / MARGIN <= norm <= self.largest * MARGIN
 
 
 class NormTable:
     """Summaries by array, kind of row and layer slot. As data for JSON: `{array: {kind: [[count, least, largest, sum], …]}}`."""
 
     def __init__(self) -> None:
-        self._layers: dict[tuple[str, RowKind], list[NormSummary]] = {}
+        # As the data has them, and changed in place: every capture changes all of them.
+        self._layers: dict[tuple[str, RowKind], list[list[float]]] = {}
 
     def add_capture(self, capture: Sequence[ArrayNorms]) -> None:
         for array in capture:
             for row, norms in zip(array.rows, array.norms, strict=True):
-                self._add(array.array, _kind(row), [NormSummary(1, norm, norm, norm) for norm in norms])
+                for summary, norm in zip(self._of(array.array, _kind(row), len(norms)), norms, strict=True):
+                    summary[0] += 1
+                    # `min` and `max` would take longer than all the rest.
+                    if norm < summary[1]:  # noqa: PLR1730
+                        summary[1] = norm
+                    if norm > summary[2]:  # noqa: PLR1730
+                        summary[2] = norm
+                    summary[3] += norm
 
     def add_data(self, data: Mapping[str, Mapping[str, Sequence[Sequence[Any]]]]) -> None:
         for array, kinds in data.items():
             for kind, layers in kinds.items():
-                self._add(array, RowKind(kind), [NormSummary(*layer) for layer in layers])
+                for summary, added in zip(self._of(array, RowKind(kind), len(layers)), layers, strict=True):
+                    count, least, largest, total = added
+                    summary[:] = summary[0] + count, min(summary[1], least), max(summary[2], largest), summary[3] + total
 
     def as_data(self) -> dict[str, dict[str, list[list[float]]]]:
         """To six digits."""
         data: dict[str, dict[str, list[list[float]]]] = {}
         for (array, kind), layers in self._layers.items():
             data.setdefault(array, {})[kind.value] = [
-                [s.count, *(float(f"{value:.6g}") for value in (s.least, s.largest, s.total))] for s in layers
+                [count, *(float(f"{value:.6g}") for value in values)] for count, *values in layers
             ]
         return data
 
@@ -107,17 +106,21 @@ class NormTable:
             kinds = [kind for kind in RowKind if (array, kind) in self._layers]
             for slot in range(len(self._layers[array, kinds[0]])):
                 for kind in kinds:
-                    yield array, slot, kind, self._layers[array, kind][slot]
+                    count, *values = self._layers[array, kind][slot]
+                    yield array, slot, kind, NormSummary(int(count), *values)
 
-    def enough_of(self, array: str, kind: RowKind) -> Sequence[NormSummary]:
-        """By layer slot, once so many captures and so many rows of that kind were seen that they may be held against others."""
-        first, layers = self._layers.get((array, RowKind.FIRST), []), self._layers.get((array, kind), [])
+    def ranges(self, array: str, kind: RowKind) -> Sequence[tuple[float, float]]:
+        """(least, largest) by layer slot, once enough captures and enough rows of that kind were seen to hold others against."""
+        first, layers = self._layers.get((array, RowKind.FIRST)), self._layers.get((array, kind))
         # Every capture has one first row.
-        return layers if layers and min(first[0].count, layers[0].count) >= ENOUGH_CAPTURES else ()
+        if first is None or layers is None or min(first[0][0], layers[0][0]) < ENOUGH_CAPTURES:
+            return ()
+        return [(least, largest) for _, least, largest, _ in layers]
 
-    def _add(self, array: str, kind: RowKind, layers: Sequence[NormSummary]) -> None:
-        before = self._layers.get((array, kind)) or [NormSummary()] * len(layers)
-        self._layers[array, kind] = [a + b for a, b in zip(before, layers, strict=True)]
+    def _of(self, array: str, kind: RowKind, slots: int) -> list[list[float]]:
+        if (array, kind) not in self._layers:
+            self._layers[array, kind] = [[0, inf, 0.0, 0.0] for _ in range(slots)]
+        return self._layers[array, kind]
 
 
 class JobNorms:
@@ -155,14 +158,15 @@ class JobNorms:
 
     def _fault(self, capture: Sequence[ArrayNorms]) -> str | None:
         for array in capture:
+            ranges = {kind: self._seen.ranges(array.array, kind) for kind in RowKind}
             for row, norms in zip(array.rows, array.norms, strict=True):
-                for slot, seen in enumerate(self._seen.enough_of(array.array, _kind(row))):
-                    if not seen.has_seen_like(norms[slot]):
+                for slot, (least, largest) in enumerate(ranges[_kind(row)]):
+                    if not least / MARGIN <= norms[slot] <= largest * MARGIN:
                         layer = f" in layer {slot + 1} of {len(norms)}" if len(norms) > 1 else ""
                         rows = " in first rows" if _kind(row) is RowKind.FIRST else ""
                         return (
                             f"{array.array}: row {row} has a norm of {norms[slot]:.3g}{layer}, "
-                            f"the job has seen {seen.least:.3g} to {seen.largest:.3g}{rows}"
+                            f"the job has seen {least:.3g} to {largest:.3g}{rows}"
                         )
         return None
 

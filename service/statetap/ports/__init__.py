@@ -36,6 +36,7 @@ from statetap.ports.ledger import (
     LeaseLost,
     Ledger,
     LedgerError,
+    NextUnit,
     NotFound,
     Page,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "LeaseLost",
     "Ledger",
     "LedgerError",
+    "NextUnit",
     "NotFound",
     "OpenDataset",
     "Outcome",

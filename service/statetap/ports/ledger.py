@@ -63,6 +63,14 @@ class IdempotencyKey:
 
 
 @dataclass(frozen=True, slots=True)
+class NextUnit:
+    """A unit that may be leased, and its samples in placement order."""
+
+    index: int
+    samples: list[SampleRecord]
+
+
+@dataclass(frozen=True, slots=True)
 class CommitEvent:
     """What a commit appends to the job's event log."""
 
@@ -102,8 +110,8 @@ class Ledger(Protocol):
         """Retry: `samples` (failed ones) become pending again, in new units; their `row_start` moves, the job is `state`."""
         ...
 
-    async def peek_unit(self, job: str, *, now: float) -> UnitRecord | None:
-        """The unit that `lease_unit` would lease now: its bytes are reserved first."""
+    async def peek_unit(self, job: str, *, now: float) -> NextUnit | None:
+        """The unit that `lease_unit` would lease now: room for its samples is reserved first."""
         ...
 
     async def lease_unit(self, job: str, owner: str, *, now: float, ttl_seconds: float) -> UnitLease | None:

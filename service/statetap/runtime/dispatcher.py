@@ -265,8 +265,7 @@ class Dispatcher:
         if unit is None or (job.id, unit.index) in self._runs:
             # Given back but not ended yet, or its lease ran out unrenewed: two runs of one unit would end each other.
             return None
-        samples = await ledger.unit_samples(job.id, unit.index)
-        lengths = (s.length for s in samples if s.status is SampleStatus.PENDING)
+        lengths = (s.length for s in unit.samples if s.status is SampleStatus.PENDING)
         need = unit_dump_bytes(lengths, job.spec.capture.hidden_arrays(job.spec.model), driver.chunk)
         key = (job.id, unit.index)
         if not driver.space.fits(key, need):
@@ -279,14 +278,14 @@ class Dispatcher:
                 await ledger.give_back(lease)
             return None
         try:
-            run = await self._begin(lease, job, samples)
+            run = await self._begin(lease, job, unit.samples)
         except Exception as error:
             # The lease must not outlive this, or it would be renewed for ever; and the unit must not fail for ever either.
             await ledger.give_back(lease)
             self._endings.put_nowait(Ending(key, reason=f"{type(error).__name__}: {error}"))
             raise
         self._log.info(
-            events.UNIT_LEASED, job=job.id, unit=unit.index, worker=driver.name, fence=lease.fence, samples=len(samples)
+            events.UNIT_LEASED, job=job.id, unit=unit.index, worker=driver.name, fence=lease.fence, samples=len(unit.samples)
         )
         self._runs[key] = self._pool.inboxes.open[key] = run
         self._pool.inboxes.expected_back.discard(key)

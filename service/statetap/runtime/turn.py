@@ -36,6 +36,7 @@ class Turn:
         self._run = run
         self._driver = driver
         self._elsewhere = elsewhere
+        self._failure: Exception | None = None
 
     async def take(self) -> None:
         """Ask the worker for every sample that waits, until none does or the worker is not free any more."""
@@ -72,30 +73,32 @@ class Turn:
         rids = [
             run.assign(sample, driver.name, Identity.TOKENS, None, in_company=number > 0) for number, sample in enumerate(samples)
         ]
-        meanwhile = asyncio.create_task(self._meanwhile(), name=f"meanwhile {driver.name}")
+        # In the loop's next turn: first this request goes out.
+        meanwhile = asyncio.get_running_loop().call_soon(self._meanwhile)
         try:
             answers = await self._request(dict(zip(rids, samples, strict=True)))
         finally:
-            if not meanwhile.cancel():
-                meanwhile.result()
+            meanwhile.cancel()
+            if self._failure is not None:
+                raise self._failure
             run.take_answers()
         run.in_hand.extend(answers)
         if driver.paced or len(answers) < len(samples):
             run.take_answers()
 
-    async def _meanwhile(self) -> None:
+    def _meanwhile(self) -> None:
         """Take the answers of the last request, then make ready what will probably be asked for next.
 
         If that comes otherwise, it is made anew.
         """
-        # First the request that is in flight goes out.
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
         run, driver = self._run, self._driver
-        run.take_answers()
-        if samples := self._next():
-            names = [(run.next_rid(sample), sample) for sample in samples]
-            driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
+        try:
+            run.take_answers()
+            if samples := self._next():
+                names = [(run.next_rid(sample), sample) for sample in samples]
+                driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
+        except Exception as error:  # noqa: BLE001 - the turn raises it, when its request is over
+            self._failure = error
 
     async def _go_on_strictly(self, fencing: Fencing) -> bool:
         """Ask for a sample that waits, or send the fence that must come first. False: the worker is to be left alone for now."""

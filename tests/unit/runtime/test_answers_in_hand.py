@@ -136,10 +136,16 @@ async def test_a_kill_before_answers_are_on_record_stores_nothing_of_them():
     worker.client.script.extend([Answer(), Hang()])
     world = World(worker, max_batch_tokens=4)
     await world.start()
-    killing: list[asyncio.Task[None]] = []
-    at_the_second_request(worker, lambda: killing.append(asyncio.create_task(world.kill())))
+    record, killing = world.answers.record, []
+
+    def killed_instead(*_: object) -> None:
+        world.answers.record = lambda *_: None
+        killing.append(asyncio.create_task(world.kill()))
+
+    world.answers.record = killed_instead
     job = await submit(world)
     await killing[0]
+    world.answers.record = record
     assert on_record(world) == 0
     assert len(world.held_dumps) == 4
     await world.start()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import numpy as np
 import orjson
 from yarl import URL
 
 from statetap.adapters.inference.answers import complaint, read_answers, read_context_length
+from statetap.adapters.inference.connections import Connections, NoConnection
 from statetap.ports import (
     GenerateSample,
     InferenceError,
@@ -27,8 +27,6 @@ from statetap.ports import (
 
 BAD_GATEWAY = 502
 MASK = "**********"
-KEEP_ALIVE_SECONDS = 2.0
-"""Below the 5 s after which SGLang closes an idle connection, so that no request is sent into one that is being closed."""
 
 
 class SglangClient:
@@ -42,12 +40,12 @@ class SglangClient:
         self, url: str, *, api_key: str | None = None, connect_seconds: float = 10.0, passive_seconds: float = 30.0
     ) -> None:
         self._url = url.rstrip("/")
-        # Parsed once: the same few addresses are asked again and again.
-        self._urls: dict[str, URL] = {}
         self._api_key = api_key
         self._connect_seconds = connect_seconds
         self._passive_seconds = passive_seconds
-        self._session: aiohttp.ClientSession | None = None
+        self._connections: Connections | None = None
+        # Made once: the same few pages are asked for again and again.
+        self._targets: dict[str, str] = {}
         self._prepared: tuple[list[str], bytes] = ([], b"")
 
     def prepare(self, samples: Sequence[GenerateSample]) -> None:
@@ -92,9 +90,8 @@ class SglangClient:
         return True
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        if self._connections is not None:
+            await self._connections.close()
 
     async def _ask(self, path: str, older_path: str) -> dict[str, Any]:
         facts = self._json(path, await self._ask_any(path, older_path))
@@ -112,31 +109,19 @@ class SglangClient:
         return await self._call("GET", other_path, self._passive_seconds)
 
     async def _call(self, method: str, path: str, timeout_seconds: float, body: bytes | None = None) -> bytes:
-        url = self._at(path)
-        # Only the connect bound is ours besides the caller's: a prefill is silent for as long as it runs.
-        timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=self._connect_seconds)
-        headers = {"Content-Type": "application/json"} if body is not None else None
+        url = self._url + path
         try:
-            async with self._connected().request(
-                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                content = await response.read()
-                if response.status >= 300:
-                    told = complaint(content) or response.reason or "no reason given"
-                    # What a server says of a key that it does not like ends up in logs and answers.
-                    raise RequestRefused(response.status, told.replace(self._api_key, MASK) if self._api_key else told)
-                return content
-        except aiohttp.ConnectionTimeoutError as error:
-            raise WorkerUnreachable(f"{url}: no connection within {self._connect_seconds:g} s") from error
+            # Only the connect bound is ours besides the caller's: a prefill is silent for as long as it runs.
+            reply = await self._connected().ask(method, self._target(path), body, timeout_seconds=timeout_seconds)
+        except (NoConnection, ValueError) as error:
+            raise WorkerUnreachable(f"{url}: {error}") from error
         except TimeoutError as error:
             raise RequestTimedOut(f"{url}: no answer within {timeout_seconds:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise WorkerUnreachable(f"{url}: {error or type(error).__name__}") from error
-
-    def _at(self, path: str) -> URL:
-        if path not in self._urls:
-            self._urls[path] = URL(self._url + path)
-        return self._urls[path]
+        if reply.status >= 300:
+            told = complaint(reply.content) or reply.reason or "no reason given"
+            # What a server says of a key that it does not like ends up in logs and answers.
+            raise RequestRefused(reply.status, told.replace(self._api_key, MASK) if self._api_key else told)
+        return reply.content
 
     def _json(self, path: str, content: bytes) -> Any:
         try:
@@ -144,12 +129,17 @@ class SglangClient:
         except orjson.JSONDecodeError as error:
             raise RequestRefused(BAD_GATEWAY, f"{self._url}{path} answered something that is not JSON: {error}") from error
 
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS)
+    def _connected(self) -> Connections:
+        """ValueError: the URL is none that can be asked."""
+        if self._connections is None:
             headers = {} if self._api_key is None else {"Authorization": f"Bearer {self._api_key}"}
-            self._session = aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar())
-        return self._session
+            self._connections = Connections(URL(self._url), headers, connect_seconds=self._connect_seconds)
+        return self._connections
+
+    def _target(self, path: str) -> str:
+        if path not in self._targets:
+            self._targets[path] = URL(self._url + path).raw_path_qs
+        return self._targets[path]
 
 
 def generate_body(samples: Sequence[GenerateSample]) -> bytes:

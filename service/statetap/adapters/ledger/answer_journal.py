@@ -23,14 +23,14 @@ class FileAnswerJournal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder = folder
         # To open a file takes longer than to append a line.
-        self._open: dict[Path, int] = {}
+        self._open: dict[tuple[str, int], int] = {}
 
     def record(self, job: str, unit: int, answer: RecordedAnswer) -> None:
         line = orjson.dumps([answer.rid, answer.sample, answer.worker, answer.next_token]) + b"\n"
-        path = self._path(job, unit)
-        journal = self._open.get(path)
+        journal = self._open.get((job, unit))
         if journal is None:
-            journal = self._open[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            journal = self._open[job, unit] = os.open(self._path(job, unit), flags, 0o666)
         os.write(journal, line)
 
     def recall(self, job: str, unit: int) -> list[RecordedAnswer]:
@@ -46,18 +46,17 @@ class FileAnswerJournal:
         return answers
 
     def forget(self, job: str, unit: int) -> None:
-        self._remove(self._path(job, unit))
+        if (journal := self._open.pop((job, unit), None)) is not None:
+            os.close(journal)
+        self._path(job, unit).unlink(missing_ok=True)
 
     def keep_only(self, units: Collection[tuple[str, int]]) -> None:
+        for job, unit in self._open.keys() - set(units):
+            self.forget(job, unit)
         kept = {self._path(job, unit) for job, unit in units}
         for journal in self._folder.glob("*.ndjson"):
             if journal not in kept:
-                self._remove(journal)
-
-    def _remove(self, path: Path) -> None:
-        if (journal := self._open.pop(path, None)) is not None:
-            os.close(journal)
-        path.unlink(missing_ok=True)
+                journal.unlink(missing_ok=True)
 
     def _path(self, job: str, unit: int) -> Path:
         return self._folder / f"{job}-{unit}.ndjson"

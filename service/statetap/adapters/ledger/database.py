@@ -4,14 +4,16 @@ A transaction is one plain function, run from its first statement to its end by 
 of it once. A thread switch for every statement would cost several times what SQLite itself takes.
 
 SQLite's Python driver opens transactions by itself, too late and only before some statements; here it is told not to, and `BEGIN`
-is sent by SQLAlchemy's event. A writing transaction takes the write lock at once (`BEGIN IMMEDIATE`): one that first reads and
-then writes could otherwise fail half-way. Sources: SQLAlchemy, "SQLite: pysqlite", on transactions; sqlite.org/wal.html and
+goes straight to it: by SQLAlchemy's event it would cost as much as any statement, and each of those would look for events, too. A
+writing transaction takes the write lock at once (`BEGIN IMMEDIATE`): one that first reads and then writes could otherwise fail
+half-way. Sources: SQLAlchemy, "SQLite: pysqlite", on transactions; sqlite.org/wal.html and
 sqlite.org/pragma.html#pragma_synchronous.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,12 +22,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from statetap.ports import LedgerError
 
-_WRITES = "statetap_writes"
 READERS = 2
 
 P = ParamSpec("P")
@@ -62,14 +63,15 @@ class Database:
                 raise LedgerError(f"the ledger {self.location} would not outlive its process; give it a file: sqlite:///<path>")
             options: dict[str, Any] = {"connect_args": {"isolation_level": None}} if sqlite else {}
             self.engine = create_engine(parsed, **options)
-            self._writing_engine = self.engine.execution_options(**{_WRITES: True})
         except (SQLAlchemyError, ImportError) as error:
             raise LedgerError(
                 f"no ledger can be opened by that URL: {error}; use sqlite:///<path> or postgresql+psycopg://<host>/<name>"
             ) from error
         if sqlite:
             event.listen(self.engine, "connect", _set_pragmas)
-            event.listen(self.engine, "begin", _begin)
+        # What begins a transaction, where the driver is told not to.
+        self._begin_reading = "BEGIN" if sqlite else None
+        self._begin_writing = "BEGIN IMMEDIATE" if sqlite else None
         self._folder = Path(parsed.database or "").parent if sqlite else None
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="ledger-reader")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ledger-writer")
@@ -85,16 +87,16 @@ class Database:
 
     async def read(self, transaction: Callable[[Connection], T]) -> T:
         """Run one transaction that only reads: all that it reads is of one moment."""
-        return await self._run(self._readers, self.engine, transaction)
+        return await self._run(self._readers, self._begin_reading, transaction)
 
     async def write(self, transaction: Callable[[Connection], T]) -> T:
         """Run one transaction that writes: durable when this returns, undone by whatever it raises."""
-        return await self._run(self._writer, self._writing_engine, transaction)
+        return await self._run(self._writer, self._begin_writing, transaction)
 
-    async def _run(self, threads: ThreadPoolExecutor, engine: Engine, transaction: Callable[[Connection], T]) -> T:
+    async def _run(self, threads: ThreadPoolExecutor, begin: str | None, transaction: Callable[[Connection], T]) -> T:
         """If the caller is cancelled, the transaction is undone (or, its commit under way, done) before this returns."""
         abandoned = Event()
-        running = asyncio.get_running_loop().run_in_executor(threads, self._transact, engine, transaction, abandoned)
+        running = asyncio.get_running_loop().run_in_executor(threads, self._transact, begin, transaction, abandoned)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -109,12 +111,21 @@ class Database:
             # An error's traceback holds this frame, which would hold the error, and with it all that its callers hold.
             del running
 
-    def _transact(self, engine: Engine, transaction: Callable[[Connection], T], abandoned: Event) -> T:
-        with self._failures(), engine.begin() as connection:
+    def _transact(self, begin: str | None, transaction: Callable[[Connection], T], abandoned: Event) -> T:
+        with self._failures(), self.engine.begin() as connection:
+            if begin is not None:
+                self._send(connection, begin)
             result = transaction(connection)
             if abandoned.is_set():
                 raise LedgerError("whoever asked for this transaction was cancelled")
             return result
+
+    def _send(self, connection: Connection, begin: str) -> None:
+        driver: Any = connection.connection.driver_connection
+        try:
+            driver.execute(begin)
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger {self.location}: {error}") from error
 
     def _close(self) -> None:
         self._readers.shutdown()
@@ -135,10 +146,6 @@ def _set_pragmas(connection: Any, _record: object) -> None:
     for pragma in _PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
-
-
-def _begin(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get(_WRITES) else "BEGIN")
 
 
 class HasDatabase(Protocol):

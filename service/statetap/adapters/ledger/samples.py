@@ -44,8 +44,7 @@ class SqlSamples:
 
     @reading
     def unit_samples(self, connection: Connection, job: str, unit: int) -> list[SampleRecord]:
-        rows = connection.execute(_OF_UNIT, {"job_number": job_number(connection, job), "unit": unit})
-        return [_record(job, row) for row in rows]
+        return samples_of_unit(connection, job, job_number(connection, job), unit)
 
     @reading
     def samples(
@@ -89,6 +88,11 @@ class SqlSamples:
         for reason, count in rows:
             kinds[reason_kind(reason)] += count
         return dict(kinds)
+
+
+def samples_of_unit(connection: Connection, job: str, number: int, unit: int) -> list[SampleRecord]:
+    """Of the job with that number, in placement order."""
+    return [_record(job, row) for row in connection.execute(_OF_UNIT, {"job_number": number, "unit": unit})]
 
 
 def _records(connection: Connection, job: str, statement: Select[Any]) -> list[SampleRecord]:

@@ -15,8 +15,10 @@ from statetap.adapters.ledger.bulk import BATCH_ROWS
 from statetap.adapters.ledger.counts import add_counts, counter_of
 from statetap.adapters.ledger.database import Database, reading, writing
 from statetap.adapters.ledger.jobs import job_number, no_such_job
+from statetap.adapters.ledger.samples import samples_of_unit
 from statetap.adapters.ledger.schema import jobs, samples, units
 from statetap.core.records import JobCounts, JobState, SampleStatus, UnitLease, UnitRecord, UnitState
+from statetap.ports import NextUnit
 
 CANCELLED_REASON = "the job was cancelled"
 _CANCELLED_JOBS = (JobState.CANCELLING, JobState.CANCELLED)
@@ -25,7 +27,6 @@ _FREE = {"owner": None, "expires_at": None}
 
 # The statements of every lease and every commit, made once: to put one together takes longer than to run it.
 _THIS = and_(units.c.job == bindparam("job_number"), units.c.unit == bindparam("index"))
-_UNIT = select(units).where(_THIS)
 _MEMBERS = (
     select(samples.c.sample)
     .where(samples.c.job == bindparam("job_number"), samples.c.unit == bindparam("index"))
@@ -66,13 +67,10 @@ class SqlUnits:
         self._db = database
 
     @reading
-    def peek_unit(self, connection: Connection, job: str, *, now: float) -> UnitRecord | None:
+    def peek_unit(self, connection: Connection, job: str, *, now: float) -> NextUnit | None:
         """The lowest of the job's units that are pending, or leased and expired."""
         number, index = _next_leasable(connection, job, now)
-        if index is None:
-            return None
-        row = connection.execute(_UNIT, {"job_number": number, "index": index}).one()
-        return _record(job, row, _members(connection, number, index))
+        return None if index is None else NextUnit(index, samples_of_unit(connection, job, number, index))
 
     @writing
     def lease_unit(self, connection: Connection, job: str, owner: str, *, now: float, ttl_seconds: float) -> UnitLease | None:

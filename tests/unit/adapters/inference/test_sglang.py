@@ -143,6 +143,13 @@ async def test_older_servers_tell_their_facts_on_older_pages(serve):
     assert await client.server_facts() == ServerFacts("0.5.12", "m", None)
 
 
+async def test_a_url_that_nobody_can_ask_is_an_unreachable_worker():
+    client = SglangClient("http://127.0.0.1:99999")
+    assert not await client.is_up()
+    with pytest.raises(WorkerUnreachable, match="99999"):
+        await client.generate([SAMPLE], timeout_seconds=30)
+
+
 @pytest.mark.parametrize(("model", "reason"), [("{}", "names no model_path"), ("[]", "not a JSON object")])
 async def test_facts_of_something_else_are_refused(serve, model, reason):
     client, _ = await serve({"/server_info": text("{}"), "/model_info": text(model)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from sqlalchemy import insert, select, text
@@ -104,6 +105,16 @@ async def test_a_writer_holds_the_lock_before_its_first_statement(database, tmp_
     with pytest.raises(sqlite3.OperationalError, match="locked"):
         await database.write(lock_elsewhere)
     other.close()
+
+
+async def test_a_writer_that_gets_no_lock_says_so(database, tmp_path):
+    await database.write(lambda connection: connection.execute(text("PRAGMA busy_timeout=0")))
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerError, match=r"ledger\.db: database is locked"):
+            await database.write(add_worker)
+    await database.write(add_worker)
+    assert await names(database) == ["w"]
 
 
 async def test_readers_see_one_moment_and_do_not_wait_for_a_writer(database):
