@@ -28,7 +28,6 @@ from statetap.adapters.inference.sglang import SglangClient
 from statetap.adapters.ledger.answer_journal import FileAnswerJournal
 from statetap.adapters.ledger.ledger import SqlLedger
 from statetap.adapters.store.shard_writers import ShardWriters
-from statetap.adapters.store.small_captures import CaptureInspectorBySize
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.adapters.system_clock import SystemClock
@@ -74,7 +73,7 @@ class Wired:
     ledger: SqlLedger
     datasets: ArrowDatasets
     writer: ShardWriters
-    inspector: CaptureInspectorBySize
+    inspector: ThreadedCaptureInspector
 
 
 def lock_data_dir(data_dir: Path) -> int:
@@ -106,7 +105,7 @@ def wire(settings: Settings) -> Wired:
     ledger = SqlLedger(f"sqlite:///{settings.data_dir / LEDGER_FILE}")
     store = ZarrStore()
     writer = ShardWriters(parallel=settings.runtime.writer_threads)
-    inspector = CaptureInspectorBySize(ThreadedCaptureInspector(parallel=settings.runtime.writer_threads))
+    inspector = ThreadedCaptureInspector(parallel=settings.runtime.writer_threads)
     pool = WorkerPool(
         lambda record: _connect(record, settings, clock), ledger, clock=clock, settings=settings.runtime, metrics=metrics, log=log
     )

@@ -9,7 +9,6 @@ import pytest
 import zarr
 from numpy.typing import NDArray
 from statetap.adapters.store.shard_writers import ShardWriters
-from statetap.adapters.store.small_captures import CaptureInspectorBySize
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.zarr_store import ZarrStore
 from statetap.core.capture import Refusal, RefusalReason
@@ -70,7 +69,7 @@ def kit(request, tmp_path):
 
         yield Kit(location, store, FakeShardWriter(store), FakeInspector(), read_fake)
         return
-    writer, inspector = ShardWriters(parallel=2), CaptureInspectorBySize(ThreadedCaptureInspector())
+    writer, inspector = ShardWriters(parallel=2), ThreadedCaptureInspector()
     yield Kit(
         location,
         ZarrStore(),

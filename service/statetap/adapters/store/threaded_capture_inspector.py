@@ -1,4 +1,4 @@
-"""Looks at captures in threads: one pass over the bytes in blocks of bounded memory (hash, checksums, values), and norms."""
+"""Looks at captures, at large ones in threads: one pass over the bytes, block by block (hash, checksums, values), and norms."""
 
 from __future__ import annotations
 
@@ -20,10 +20,13 @@ from statetap.ports import CapturePart, CaptureReport
 
 # What stays in a cache: what has been hashed is checked without another way to memory. Smaller blocks cost more in calls.
 BLOCK_BYTES = 1 << 20
+# To look at so much takes about half a millisecond of the event loop. To hand it to a thread takes a third of that, and the
+# interpreter's lock, which passes to and fro for it, keeps the loop waiting for as long again.
+SMALL_BYTES = 256 << 10
 
 
 class ThreadedCaptureInspector:
-    """The CaptureInspector over numpy. `parallel` captures are looked at at the same time."""
+    """The CaptureInspector over numpy. `parallel` large captures are looked at at the same time, small ones at once."""
 
     def __init__(self, *, parallel: int = 2) -> None:
         self._threads = ThreadPoolExecutor(parallel, thread_name_prefix="inspector")
@@ -33,6 +36,8 @@ class ThreadedCaptureInspector:
 
         Rows that differ from their checksums are reported before any value: whatever stands there, it is not what was computed.
         """
+        if sum(view.nbytes for part in parts for view in part.views.values()) <= SMALL_BYTES:
+            return _inspect(parts, arrays)
         return await asyncio.get_running_loop().run_in_executor(self._threads, _inspect, parts, arrays)
 
     async def digest(self, views: Mapping[str, memoryview]) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
+import trustme
 from statetap.adapters.inference import connections as module
 from statetap.adapters.inference.connections import Connections, NoConnection
 from yarl import URL
@@ -188,3 +191,25 @@ async def test_where_nobody_listens_there_is_no_connection() -> None:
     await listening.wait_closed()
     with pytest.raises(NoConnection, match=f"cannot connect to 127.0.0.1:{port}"):
         await post(Connections(URL(f"http://127.0.0.1:{port}"), {}, connect_seconds=10))
+
+
+async def test_a_server_is_asked_by_tls_if_its_certificate_can_be_trusted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, offered = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(offered)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=offered)
+    url = URL(f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    strangers = Connections(url, {}, connect_seconds=10)
+    with pytest.raises(NoConnection, match="certificate verify failed"):
+        await post(strangers)
+    # Where OpenSSL looks for the authorities that it trusts.
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    trusting = Connections(url, {}, connect_seconds=10)
+    served = server.connections
+    for _ in range(2):
+        assert await post(trusting) == b"{}"
+    assert server.connections == served + 1
+    await trusting.close()
+    listening.close()

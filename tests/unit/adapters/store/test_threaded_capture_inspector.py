@@ -1,5 +1,6 @@
 """The inspector: digests, and every fault that a value can have, at the ends of rows, blocks and parts."""
 
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
@@ -198,3 +199,15 @@ async def test_the_digest_of_a_dump_is_in_table_order_whatever_the_mappings(insp
     views = {name: as_view(capture[name]) for name in (LAST, AUX)} | {"token_ids": memoryview(b"1234")}
     wanted = xxhash.xxh3_64_intdigest(capture[AUX].tobytes() + capture[LAST].tobytes())
     assert await inspector.digest(views) == wanted
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_only_a_large_capture_makes_the_loop_wait_for_a_thread(inspector, monkeypatch, at_once) -> None:
+    arrays, capture = make_capture("bfloat16")
+    nbytes = sum(rows.nbytes for rows in capture.values())
+    monkeypatch.setattr(threaded_capture_inspector, "SMALL_BYTES", nbytes if at_once else nbytes - 1)
+    looked = asyncio.ensure_future(inspector.inspect(in_parts(capture, 5), arrays))
+    await asyncio.sleep(0)
+    assert looked.done() == at_once
+    monkeypatch.setattr(threaded_capture_inspector, "SMALL_BYTES", 1 << 30)
+    assert await looked == await inspector.inspect(in_parts(capture, 5), arrays)
