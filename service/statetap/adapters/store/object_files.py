@@ -64,10 +64,10 @@ def create(path: Path, nbytes: int, way: WriteWay) -> ObjectFile:
     descriptor = os.open(path, _NEW_FILE if way.alignment is None else _NEW_FILE | os.O_DIRECT, 0o666)
     try:
         allocate(descriptor, nbytes)
-    except OSError:
+        return fill(descriptor, way)
+    except BaseException:
         os.close(descriptor)
         raise
-    return fill(descriptor, way)
 
 
 def fill(descriptor: int, way: WriteWay) -> ObjectFile:

@@ -14,6 +14,7 @@ from statistics import median
 from threading import Lock
 
 from statetap.adapters.store.direct_io import allocate, direct_alignment
+from statetap.adapters.store.durable_files import write_all_at
 from statetap.adapters.store.object_files import WriteWay, fill
 
 _TRIAL_BYTES = 32 << 20
@@ -95,8 +96,8 @@ def _like_dumps() -> memoryview:
     try:
         with tempfile.TemporaryFile(dir=_SHARED_MEMORY, buffering=0) as file:
             # Written, not stored to a mapping: that would end the process where there is no room.
-            for _ in range(_TRIAL_BYTES // len(block)):
-                file.write(block)
+            for start in range(0, _TRIAL_BYTES, len(block)):
+                write_all_at(file.fileno(), [memoryview(block)], start)
             return memoryview(mmap.mmap(file.fileno(), _TRIAL_BYTES))
     except OSError:
         return memoryview(mmap.mmap(-1, _TRIAL_BYTES))

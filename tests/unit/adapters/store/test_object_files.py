@@ -199,5 +199,17 @@ def test_no_space_is_told_at_once_and_closes_the_file(tmp_path, way, monkeypatch
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.parametrize("way", [STRAIGHT, STAGED])
+def test_no_memory_closes_the_file(tmp_path, way, monkeypatch) -> None:
+    def none_left(nbytes: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(object_files, "large_pages", none_left)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(MemoryError):
+        create(tmp_path / "object", 1, way)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_an_empty_object(tmp_path, way) -> None:
     assert written(tmp_path / "object", [], way) == b""
