@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from statetap.core.batching import WANTED_SHARE
 from statetap_client.reader import StoreReader
 
 from tests.fakes.cluster import arrays_of, assert_same_store, cluster, token_samples
@@ -73,5 +74,5 @@ def test_the_batch_size_is_tuned_by_itself(tmp_path: Path, model: Path, one_by_o
     first = done.tuned[0]
     assert first["before"] == 0
     assert first["max_batch_tokens"] > 60
-    assert first["busy_share"] < 0.97
+    assert first["busy_share"] < WANTED_SHARE
     assert_same_store(one_by_one.store, done.store)

@@ -136,6 +136,22 @@ MUTANTS = (
         breaks="a commit is recorded of what a power cut leaves",
     ),
     Mutant(
+        name="writer-loses-whole-blocks",
+        file="service/statetap/adapters/store/shard_objects.py",
+        old="                yield block\n                block, room",
+        new="                block, room",
+        catcher=tests("tests/unit/adapters/store/test_shard_objects.py"),
+        breaks="an object is all of its rows, however many blocks they fill",
+    ),
+    Mutant(
+        name="writer-passes-over-what-a-disk-said",
+        file="service/statetap/adapters/store/direct_io.py",
+        old="        if code != errno.ENOSYS:\n",
+        new="        if code not in _NOT_SUPPORTED:\n",
+        catcher=tests(FILES, "-k", "disk_says"),
+        breaks="a window that a disk could not write fails its object: nobody says so a second time",
+    ),
+    Mutant(
         name="writer-stages-past-a-window",
         file="service/statetap/adapters/store/object_files.py",
         old="                if self._filled == WINDOW_BYTES:\n                    self._flush()\n",

@@ -16,11 +16,15 @@ LARGE_PAGE_BYTES = 2 << 20
 
 
 def large_pages(nbytes: int) -> NDArray[np.uint8]:
-    """Memory of this process alone, zero, that begins where a large page does; it lies in such pages where there are any."""
-    # Private: of shared memory Linux makes no large pages, unless the whole machine is set to.
+    """Memory of this process alone, zero, that begins where a large page does, and is made of such where the system has them."""
+    # Private: of shared memory Linux makes no large pages, unless the whole machine is set to. Whoever forks while it is read
+    # into by O_DIRECT must not write to it meanwhile: open(2).
     pages = mmap.mmap(-1, nbytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        pages.madvise(mmap.MADV_HUGEPAGE)
     memory = np.frombuffer(pages, np.uint8)
     start = -memory.ctypes.data % LARGE_PAGE_BYTES
+    # What is less than a large page at the end would take one all the same.
+    whole = nbytes // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+    if whole:
+        with suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE, start, whole)
     return memory[start : start + nbytes]

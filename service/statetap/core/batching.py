@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-# What a window shows differs from the next one by a hundredth: wanted is that much more than 0.97, which is what must be reached.
+# One window's share differs from the next one's by a hundredth: this is so much above the 0.97 that must be reached.
 WANTED_SHARE = 0.98
 # What a request may hold at most, whatever it would bring: all of it is done again if the request is lost.
 MOST_SECONDS = 4.0

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from statetap.core.batching import WINDOW_REQUESTS
+from statetap.core.batching import WANTED_SHARE, WINDOW_REQUESTS
 from statetap.core.records import JobState, SampleStatus
 from statetap.core.requests import RequestName
 from statetap.core.spec import Identity
@@ -241,16 +241,16 @@ async def test_the_batch_size_is_tuned_from_the_stamps_of_the_dumps():
     worker = FakeWorker("a")
     Engine(worker, idle_ms=1)
     async with running(worker) as world:
-        job = await world.submit(*[2] * 800, rows_per_shard=400, rows_per_chunk=4)
-        assert world.statuses(job) == [STORED] * 800
+        job = await world.submit(*[2] * 1600, rows_per_shard=800, rows_per_chunk=4)
+        assert world.statuses(job) == [STORED] * 1600
         sizes = [len(request) for request in worker.client.requests]
         assert sizes[:WINDOW_REQUESTS] == [1] * WINDOW_REQUESTS
         assert sizes[WINDOW_REQUESTS] == 8
-        assert max(sizes) == 16
         tuned = world.logged(events.WORKER_BATCH_TUNED)
+        assert max(sizes) == 42
         assert tuned[0]["busy_share"] == pytest.approx(16 / 23, abs=1e-3)
-        assert world.metric("batch_tokens", worker="a") == tuned[-1]["max_batch_tokens"] == 32
-        assert world.metric("engine_busy_share", worker="a") >= 0.97
+        assert world.metric("batch_tokens", worker="a") == tuned[-1]["max_batch_tokens"] == 84
+        assert world.metric("engine_busy_share", worker="a") >= WANTED_SHARE
 
 
 async def test_want_of_room_makes_requests_smaller():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import cache
 
 from yarl import URL
 
@@ -19,7 +20,13 @@ HAPPY_EYEBALLS_SECONDS = 0.25
 
 
 class NoConnection(Exception):
-    """None could be made, or it broke before the whole reply was here. The message says what happened."""
+    """None could be made, it broke before the whole reply was here, or what came is no reply. The message says what happened."""
+
+
+@cache
+def _trusted_authorities() -> ssl.SSLContext:
+    """Those that the system trusts, read once: that takes a tenth of a second."""
+    return ssl.create_default_context()
 
 
 class Connections:
@@ -29,9 +36,7 @@ class Connections:
     """
 
     def __init__(self, url: URL, headers: dict[str, str], *, connect_seconds: float) -> None:
-        self._host, self._port = url.raw_host or "", url.port or 0
-        # Made once: it reads all the authorities that the system trusts.
-        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._host, self._port, self._is_tls = url.raw_host or "", url.port or 0, url.scheme == "https"
         lines = {"Host": url.host_port_subcomponent, "Accept": "application/json", "Accept-Encoding": "identity", **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._connect_seconds = connect_seconds
@@ -56,7 +61,8 @@ class Connections:
         if connection is None:
             connection = await self._connect(until)
         reply = await connection.ask(request, until)
-        if reply.keeps and body is not None and connection.has_sent_all:
+        # Who refuses a request may not have read all of it: what comes next could be said to the rest.
+        if reply.keeps and body is not None and reply.status < 300:
             connection.idle_since = loop.time()
             self._idle.append(connection)
         else:
@@ -84,14 +90,16 @@ class Connections:
         loop = asyncio.get_running_loop()
         patience = min(until, loop.time() + self._connect_seconds)
         try:
+            tls = _trusted_authorities() if self._is_tls else None
             async with asyncio.timeout_at(patience):
                 _, connection = await loop.create_connection(
-                    _Connection, self._host, self._port, ssl=self._tls, happy_eyeballs_delay=HAPPY_EYEBALLS_SECONDS
+                    _Connection, self._host, self._port, ssl=tls, happy_eyeballs_delay=HAPPY_EYEBALLS_SECONDS
                 )
         except TimeoutError as error:
-            if patience == until:
+            # The system's own bound is an errno, and no time-out of the caller's.
+            if error.errno is None and patience == until:
                 raise
-            raise NoConnection(f"no connection within {self._connect_seconds:g} s") from error
+            raise NoConnection(error.strerror or f"no connection within {self._connect_seconds:g} s") from error
         except (OSError, UnicodeError) as error:
             raise NoConnection(f"cannot connect to {self._host}:{self._port}: {error}") from error
         return connection
@@ -130,11 +138,6 @@ class _Connection(asyncio.Protocol):
         """Whether neither side has begun to close it."""
         return not self._transport.is_closing()
 
-    @property
-    def has_sent_all(self) -> bool:
-        """A server may refuse a request before it has taken all of it."""
-        return self.is_open and self._transport.get_write_buffer_size() == 0
-
     def abort(self) -> None:
         self._transport.abort()
 
@@ -157,14 +160,23 @@ class _Connection(asyncio.Protocol):
             if reply is not None:
                 self._reply.set_result(reply)
 
+    def eof_received(self) -> None:
+        self._end(None)
+        # Or what was not sent yet would be waited for.
+        self.abort()
+
     def connection_lost(self, error: Exception | None) -> None:
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
         if self._reply is None or self._reply.done():
             return
         try:
-            reply = self._reader.end() if error is None else None
+            reply = self._reader.end()
         except BadReply:
             reply = None
-        if reply is not None:
+        # Who refuses a request early may reset what it did not read of it; any other reply may have been cut off.
+        if reply is not None and (error is None or reply.status >= 400):
             self._reply.set_result(reply)
         else:
             began = "in the middle of its reply" if self._reader.received else "without a reply"

@@ -83,7 +83,7 @@ def wait_for_written(descriptor: int, offset: int, nbytes: int) -> None:
     """Wait until what was written there has left the page cache for the disk. This makes nothing durable.
 
     Raises:
-        OSError: the disk failed. `fsync` will tell so, too.
+        OSError: the disk failed. That is told once: `fsync` may say nothing of it any more.
     """
     _sync_range(descriptor, offset, nbytes, _SYNC_WAIT_BEFORE | _SYNC_WRITE | _SYNC_WAIT_AFTER)
 
@@ -91,7 +91,8 @@ def wait_for_written(descriptor: int, offset: int, nbytes: int) -> None:
 def _sync_range(descriptor: int, offset: int, nbytes: int, flags: int) -> None:
     if _libc.sync_file_range(descriptor, offset, nbytes, flags):
         code = ctypes.get_errno()
-        if code not in _NOT_SUPPORTED:
+        # Every other one, EOPNOTSUPP too, may be what a disk said of the bytes.
+        if code != errno.ENOSYS:
             raise OSError(code, os.strerror(code))
 
 

@@ -21,7 +21,7 @@ WINDOW_BYTES = 8 << 20
 # What stays in a core's cache: what has been hashed is copied without another way to memory.
 _CACHED_BYTES = 512 << 10
 # So many windows of a file are in the page cache, on their way to the disk.
-_WINDOWS_ON_THEIR_WAY = 4
+_WINDOWS_ON_THEIR_WAY = 2
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 

@@ -9,13 +9,17 @@ import os
 import shutil
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from threading import Lock
+from typing import BinaryIO
 
 from statetap.adapters.store.direct_io import allocate, direct_alignment
 from statetap.adapters.store.durable_files import write_all_at
-from statetap.adapters.store.object_files import WriteWay, fill
+from statetap.adapters.store.object_files import WINDOW_BYTES, WriteWay, fill
 
 _TRIAL_BYTES = 32 << 20
 _LEAST_FREE_BYTES = 256 << 20
@@ -24,6 +28,8 @@ _TRIALS = 3
 # Of two ways the second must be clearly faster. Straight past the page cache copies nothing; staged takes no page cache.
 _CLEARLY = 1.15
 _CACHED = WriteWay()
+_REFUSED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # Not a place for files, but the kind of memory that is measured.
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108
 
@@ -33,7 +39,7 @@ class WriteWays:
 
     def __init__(self) -> None:
         self._measured: dict[int, WriteWay] = {}
-        self._lock = Lock()
+        self._measuring: defaultdict[int, Lock] = defaultdict(Lock)
 
     def of(self, directory: Path) -> WriteWay:
         """How to write below `directory`.
@@ -44,11 +50,20 @@ class WriteWays:
             OSError: nothing can be written there.
         """
         device = directory.stat().st_dev
-        with self._lock:
+        if (known := self._measured.get(device)) is not None:
+            return known
+        # A slow disk keeps those of others from nothing.
+        with self._measuring[device]:
             if device not in self._measured:
                 if shutil.disk_usage(directory).free < _LEAST_FREE_BYTES:
                     return _CACHED
-                self._measured[device] = _measure(directory)
+                try:
+                    self._measured[device] = _measure(directory)
+                except OSError as error:
+                    if error.errno not in _FULL:
+                        raise
+                    # A quota, above all: there may be room for a shard.
+                    return _CACHED
             return self._measured[device]
 
 
@@ -58,31 +73,39 @@ ways = WriteWays()
 
 def past_the_page_cache(directory: Path) -> list[WriteWay]:
     """The ways that a file system has besides its page cache, the one that costs least first."""
-    # It has no name, so that nobody finds it, and a kill leaves nothing.
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         alignment = direct_alignment(file.fileno())
         if alignment is None or not _set_direct(file.fileno(), on=True):
             return []
-        try:
-            _seconds(file.fileno(), memoryview(mmap.mmap(-1, alignment.offset)), WriteWay(alignment))
-        except OSError as e:
-            if e.errno == errno.EINVAL:
-                return []
-            raise
-    return [WriteWay(alignment), WriteWay(alignment, staged=True)]
+        ways = (WriteWay(alignment), WriteWay(alignment, staged=True))
+        data = memoryview(mmap.mmap(-1, WINDOW_BYTES))
+        return [way for way in ways if _takes(file.fileno(), data, way)]
+
+
+def _takes(descriptor: int, data: memoryview, way: WriteWay) -> bool:
+    try:
+        _seconds(descriptor, data, way)
+    except OSError as error:
+        if error.errno in _REFUSED:
+            return False
+        raise
+    return True
 
 
 def _measure(directory: Path) -> WriteWay:
     candidates = [*past_the_page_cache(directory), _CACHED]
     if len(candidates) == 1:
         return _CACHED
+    # A file without a name, as soon as it can be: nobody finds it, and a kill leaves nothing.
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         seconds: dict[WriteWay, list[float]] = {way: [] for way in candidates}
         for _ in range(_TRIALS):
-            data = _like_dumps()
-            for way in candidates:
-                _set_direct(file.fileno(), on=way.alignment is not None)
-                seconds[way].append(_seconds(file.fileno(), data, way))
+            with _like_dumps() as data:
+                for way in candidates:
+                    _set_direct(file.fileno(), on=way.alignment is not None)
+                    seconds[way].append(_seconds(file.fileno(), data, way))
+            # Or the next ones would be made beside it.
+            del data
     best = candidates[0]
     for way in candidates[1:]:
         if median(seconds[way]) * _CLEARLY < median(seconds[best]):
@@ -90,17 +113,29 @@ def _measure(directory: Path) -> WriteWay:
     return best
 
 
-def _like_dumps() -> memoryview:
-    """Bytes of a file in /dev/shm, mapped: in pages of the size that dumps have there."""
+@contextmanager
+def _like_dumps() -> Iterator[memoryview]:
+    """Random bytes in mapped pages: of a file in /dev/shm, as large as dumps have them there, if that is not needed by others."""
     block = os.urandom(1 << 20)
+    with tempfile.TemporaryFile(dir=_SHARED_MEMORY, buffering=0) if _has_room(_SHARED_MEMORY) else _private_file() as file:
+        # Sized first: a tmpfs makes large pages of what is known to be large.
+        os.ftruncate(file.fileno(), _TRIAL_BYTES)
+        # Written, not stored to a mapping: that would end the process where there is no room.
+        for start in range(0, _TRIAL_BYTES, len(block)):
+            write_all_at(file.fileno(), [memoryview(block)], start)
+        yield memoryview(mmap.mmap(file.fileno(), _TRIAL_BYTES))
+
+
+def _private_file() -> BinaryIO:
+    """A file in memory that takes no room from /dev/shm."""
+    return os.fdopen(os.memfd_create("statetap-trial", os.MFD_CLOEXEC), "r+b", buffering=0)
+
+
+def _has_room(folder: str) -> bool:
     try:
-        with tempfile.TemporaryFile(dir=_SHARED_MEMORY, buffering=0) as file:
-            # Written, not stored to a mapping: that would end the process where there is no room.
-            for start in range(0, _TRIAL_BYTES, len(block)):
-                write_all_at(file.fileno(), [memoryview(block)], start)
-            return memoryview(mmap.mmap(file.fileno(), _TRIAL_BYTES))
+        return shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES and os.access(folder, os.W_OK)
     except OSError:
-        return memoryview(mmap.mmap(-1, _TRIAL_BYTES))
+        return False
 
 
 def _seconds(descriptor: int, data: memoryview, way: WriteWay) -> float:

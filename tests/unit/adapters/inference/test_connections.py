@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -131,6 +134,62 @@ async def test_what_comes_unasked_ends_a_connection(server: Server, connections:
     assert [number for number, _ in server.requests] == [1, 2]
 
 
+@pytest.mark.parametrize("status", [302, 400, 503])
+async def test_a_connection_on_which_a_request_was_refused_is_not_used_again(
+    server: Server, connections: Connections, status: int
+) -> None:
+    """The server may not have read all of it, and what it says next would be said to the rest."""
+    server.answer = lambda writer: writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\n{}" % status)
+    await post(connections)
+    await post(connections)
+    assert [number for number, _ in server.requests] == [1, 2]
+    async with asyncio.timeout(30):
+        await server.ended.wait()
+
+
+@pytest.mark.parametrize(("status", "is_a_reply"), [(200, False), (413, True)])
+async def test_a_reset_cuts_off_all_but_refusals(server: Server, connections: Connections, status: int, is_a_reply: bool) -> None:
+    def say_and_reset(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 %d Some\r\n\r\nthing" % status)
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asyncio.get_running_loop().call_later(0.05, writer.transport.abort)
+
+    server.answer = say_and_reset
+    if is_a_reply:
+        assert await post(connections) == b"thing"
+    else:
+        with pytest.raises(NoConnection, match="in the middle of its reply"):
+            await post(connections)
+
+
+async def test_a_server_that_says_no_more_is_not_waited_for(server: Server, connections: Connections) -> None:
+    """Not even where it takes no more of the request, either."""
+    server.answer = lambda writer: writer.write_eof()
+    with pytest.raises(NoConnection, match="without a reply"):
+        await post(connections)
+
+
+async def test_the_systems_own_bound_is_no_time_out_of_the_callers(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", connect)
+    with pytest.raises(NoConnection, match="Connection timed out"):
+        await post(connections, timeout_seconds=5)
+
+
+async def test_an_authority_that_cannot_be_read_is_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable() -> ssl.SSLContext:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr(module, "_trusted_authorities", unreadable)
+    with pytest.raises(NoConnection, match="No such file"):
+        await post(Connections(URL("https://127.0.0.1:1"), {}, connect_seconds=10))
+
+
 async def test_a_time_out_ends_the_connection(server: Server, connections: Connections) -> None:
     server.answer = lambda writer: None
     with pytest.raises(TimeoutError):
@@ -194,7 +253,7 @@ async def test_where_nobody_listens_there_is_no_connection() -> None:
 
 
 async def test_a_server_is_asked_by_tls_if_its_certificate_can_be_trusted(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     authority, offered = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("127.0.0.1").configure_cert(offered)
@@ -206,6 +265,8 @@ async def test_a_server_is_asked_by_tls_if_its_certificate_can_be_trusted(
         await post(strangers)
     # Where OpenSSL looks for the authorities that it trusts.
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
+    module._trusted_authorities.cache_clear()
+    request.addfinalizer(module._trusted_authorities.cache_clear)
     trusting = Connections(url, {}, connect_seconds=10)
     served = server.connections
     for _ in range(2):

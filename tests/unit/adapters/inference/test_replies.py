@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -28,7 +30,7 @@ def read(*pieces: bytes) -> Reply | None:
     [(PLAIN, b"content"), (CONTINUED, b"content"), (CHUNKED, b"con\r\ntent\r\n12")],
     ids=["length", "100", "chunks"],
 )
-@given(cuts=st.sets(st.integers(1, 80)))
+@given(cuts=st.sets(st.integers(1, 150)))
 def test_a_reply_is_the_same_wherever_it_is_cut(raw: bytes, content: bytes, cuts: set[int]) -> None:
     places = [0, *sorted(cut for cut in cuts if cut < len(raw)), len(raw)]
     pieces = [raw[start:end] for start, end in pairwise(places)]
@@ -108,13 +110,28 @@ def test_what_can_be_read_in_two_ways_is_no_reply(raw: bytes, reason: str) -> No
         b"HTTP/1.1 200 OK\r\nContent-Length: 51\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n\r\n" + b"b" * 51,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n33\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"19\r\n" + b"b" * 25 + b"\r\n") * 3,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1;" + b"e" * 100,
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nA: " + b"b" * 100,
     ],
-    ids=["head", "length", "until the end", "chunks", "chunk's line", "trailer"],
+    ids=["head", "length", "until the end", "a chunk", "chunks", "chunk's line", "trailer"],
 )
 def test_nothing_grows_without_a_bound(raw: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MOST_HEAD_BYTES", 90)
     monkeypatch.setattr(replies, "MOST_BODY_BYTES", 50)
     with pytest.raises(BadReply, match="of more than"):
         ReplyReader().feed(raw)
+
+
+def test_a_server_may_say_only_so_much_before_its_reply() -> None:
+    with pytest.raises(BadReply, match="more than 10 interim replies"):
+        ReplyReader().feed(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 11 + PLAIN)
+
+
+@pytest.mark.parametrize("header", [b"A:" + b" " * 60_000 + b"\0", b"A: x" + b" " * 60_000 + b"y"], ids=["bad", "good"])
+def test_blanks_take_no_time(header: bytes) -> None:
+    """Patterns that compete for them would keep the event loop for hours."""
+    began = time.process_time()
+    with suppress(BadReply):
+        ReplyReader().feed(b"HTTP/1.1 200 OK\r\n" + header + b"\r\n\r\n")
+    assert time.process_time() - began < 1

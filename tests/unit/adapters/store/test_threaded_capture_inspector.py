@@ -1,6 +1,8 @@
 """The inspector: digests, and every fault that a value can have, at the ends of rows, blocks and parts."""
 
 import asyncio
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 
@@ -211,3 +213,31 @@ async def test_only_a_large_capture_makes_the_loop_wait_for_a_thread(inspector, 
     assert looked.done() == at_once
     monkeypatch.setattr(threaded_capture_inspector, "SMALL_BYTES", 1 << 30)
     assert await looked == await inspector.inspect(in_parts(capture, 5), arrays)
+
+
+async def test_the_loop_looks_at_one_capture_a_turn(inspector, monkeypatch) -> None:
+    looking = threading.Lock()
+    real = threaded_capture_inspector._inspect
+
+    def on_the_loop_alone(parts, arrays):
+        with looking if threading.current_thread() is not threading.main_thread() else nullcontext():
+            return real(parts, arrays)
+
+    monkeypatch.setattr(threaded_capture_inspector, "_inspect", on_the_loop_alone)
+    arrays, capture = make_capture("bfloat16")
+    with looking:
+        looked = [asyncio.ensure_future(inspector.inspect(in_parts(capture), arrays)) for _ in range(8)]
+        await asyncio.sleep(0)
+        assert sum(one.done() for one in looked) == 1
+    assert len({report.digest for report in await asyncio.gather(*looked)}) == 1
+    looked = [asyncio.ensure_future(inspector.inspect(in_parts(capture), arrays))]
+    await asyncio.sleep(0)
+    assert looked[0].done()
+
+
+async def test_a_small_capture_of_many_parts_is_handed_over(inspector) -> None:
+    arrays, capture = make_capture("bfloat16")
+    looked = asyncio.ensure_future(inspector.inspect(in_parts(capture, *range(1, ROWS)), arrays))
+    await asyncio.sleep(0)
+    assert not looked.done()
+    assert (await looked).refusal is None

@@ -3,7 +3,11 @@
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,8 +65,8 @@ def test_the_fastest_way_is_taken_and_measured_once(tmp_path, disk, straight, st
 
 
 def test_a_trial_that_others_disturbed_says_nothing(tmp_path, disk) -> None:
-    # The first is to see whether the disk takes O_DIRECT at all.
-    seconds = iter([1.0, *(9.0, 1.0, 1.0), *(1.0, 9.0, 9.0), *(1.0, 1.0, 1.0)])
+    # The first two are to see whether the disk takes O_DIRECT at all.
+    seconds = iter([1.0, 1.0, *(9.0, 1.0, 1.0), *(1.0, 9.0, 9.0), *(1.0, 1.0, 1.0)])
     disk(lambda _: next(seconds))
     assert WriteWays().of(tmp_path) == STRAIGHT
 
@@ -73,6 +77,63 @@ def test_a_disk_that_refuses_is_written_through_the_page_cache(tmp_path, disk) -
 
     disk(refuse)
     assert WriteWays().of(tmp_path) == CACHED
+
+
+def test_a_way_that_the_disk_refuses_is_left_out(tmp_path, disk) -> None:
+    def refuse(way: WriteWay) -> float:
+        if way == STRAIGHT:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        return 1.0
+
+    made = disk(refuse)
+    assert WriteWays().of(tmp_path) == STAGED
+    assert made == [STAGED, CACHED] * 3
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_quota_that_has_no_room_for_a_trial_may_have_some_for_a_shard(tmp_path, disk, code) -> None:
+    def full(_: WriteWay) -> float:
+        raise OSError(code, os.strerror(code))
+
+    disk(full)
+    assert WriteWays().of(tmp_path) == CACHED
+
+
+def test_a_disk_that_is_being_measured_holds_up_nobody_else(tmp_path, monkeypatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    ways = WriteWays()
+    ways._measured[Path("/proc").stat().st_dev] = STRAIGHT
+
+    def measure(_: Path) -> WriteWay:
+        begun.set()
+        assert go_on.wait(30)
+        return STAGED
+
+    monkeypatch.setattr(write_ways, "_measure", measure)
+    measuring = threading.Thread(target=ways.of, args=(tmp_path,))
+    measuring.start()
+    assert begun.wait(30)
+    assert ways.of(Path("/proc")) == STRAIGHT
+    go_on.set()
+    measuring.join()
+    assert ways.of(tmp_path) == STAGED
+
+
+def test_each_trial_is_of_other_memory_and_of_one_at_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(write_ways, "_TRIAL_BYTES", 1 << 20)
+    held: list[weakref.ref[memoryview]] = []
+    like_dumps = write_ways._like_dumps
+
+    @contextmanager
+    def counted() -> Iterator[memoryview]:
+        assert not [one for one in held if one() is not None]
+        with like_dumps() as data:
+            held.append(weakref.ref(data))
+            yield data
+
+    monkeypatch.setattr(write_ways, "_like_dumps", counted)
+    WriteWays().of(tmp_path)
+    assert len(held) == (3 if write_ways.past_the_page_cache(tmp_path) else 0)
 
 
 def test_a_disk_that_fails_is_told(tmp_path, disk) -> None:
@@ -103,3 +164,15 @@ def test_without_shared_memory_it_is_measured_all_the_same(tmp_path, monkeypatch
     monkeypatch.setattr(write_ways, "_TRIAL_BYTES", 1 << 20)
     monkeypatch.setattr(write_ways, "_SHARED_MEMORY", str(tmp_path / "nothing"))
     assert WriteWays().of(tmp_path) in [*write_ways.past_the_page_cache(tmp_path), CACHED]
+
+
+def test_shared_memory_that_others_need_is_left_to_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(write_ways, "_TRIAL_BYTES", 1 << 20)
+    monkeypatch.setattr(write_ways, "_SHARED_MEMORY", str(tmp_path))
+    free = write_ways.shutil.disk_usage(tmp_path).free
+    monkeypatch.setattr(write_ways, "_LEAST_FREE_BYTES", free + (1 << 40))
+    before = tmp_path.stat().st_mtime_ns
+    with write_ways._like_dumps() as data:
+        assert len(data) == 1 << 20
+        assert any(data)
+    assert tmp_path.stat().st_mtime_ns == before
