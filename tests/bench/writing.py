@@ -47,12 +47,14 @@ def rows(material: Material, large: Material | None, shared: Path, disk: Path, r
     """`large` is the same in dumps on a tmpfs that has large pages, if one can be mounted."""
     target = disk / "written"
     ways.of(disk)
+    # The way that copies nothing, if this disk has it at all.
+    direct = (past_the_page_cache(disk) or [WriteWay()])[0]
     todo: dict[str, Callable[[], None]] = {
         CP: partial(peers.copy, material, target),
         OURS: lambda: asyncio.run(_extract(material, target)),
         BARE: lambda: _bare(material, target),
-        PAST: lambda: asyncio.run(_extract(material, target, _straight)),
-        BARE_PAST: lambda: _bare(material, target, _straight),
+        PAST: lambda: asyncio.run(_extract(material, target, lambda _: direct)),
+        BARE_PAST: lambda: _bare(material, target, lambda _: direct),
         NULL: lambda: _null(material, target),
         BARE_NULL: lambda: _bare_null(material, target),
         SPECULATORS: partial(peers.speculators, material, target, shared),
@@ -61,8 +63,8 @@ def rows(material: Material, large: Material | None, shared: Path, disk: Path, r
         TENSORSTORE: partial(peers.tensorstore_sharded, material, target),
     }
     if large is not None:
-        todo[LARGE] = lambda: asyncio.run(_extract(large, target, _straight))
-        todo[BARE_LARGE] = lambda: _bare(large, target, _straight)
+        todo[LARGE] = lambda: asyncio.run(_extract(large, target, lambda _: direct))
+        todo[BARE_LARGE] = lambda: _bare(large, target, lambda _: direct)
     measured = measure({name: Way(run, after=partial(_clear, target)) for name, run in todo.items()}, rounds)
     speeds = {name: material.nbytes / one.median / 1e6 for name, one in measured.items()}
     cpu = {name: one.median_cpu / (material.nbytes / 1e9) for name, one in measured.items()}
@@ -110,11 +112,6 @@ def _per_core(measured: Measured, material: Material) -> float:
 
 def _clear(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
-
-
-def _straight(directory: Path) -> WriteWay:
-    [straight, _] = past_the_page_cache(directory)
-    return straight
 
 
 async def _extract(material: Material, target: Path, way: Callable[[Path], WriteWay] = ways.of) -> None:
