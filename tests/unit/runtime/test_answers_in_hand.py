@@ -8,6 +8,7 @@ import pytest
 from statetap.core.records import SampleStatus
 from statetap.core.requests import RequestName
 from statetap.core.worker import WorkerState
+from statetap.runtime.turn import Turn
 from statetap.telemetry import events
 
 from tests.fakes.clock import settle
@@ -115,7 +116,9 @@ async def test_answers_in_hand_are_recorded_when_the_worker_is_taken_away():
         world.assert_stored(job)
 
 
-async def test_answers_in_hand_are_recorded_when_the_service_stops():
+async def test_answers_in_hand_are_recorded_when_the_service_stops(monkeypatch):
+    # The loop has this to do first.
+    monkeypatch.setattr(Turn, "_meanwhile", lambda turn: None)
     worker = WatchedWorker("a")
     worker.client.script.extend([Answer(), Hang()])
     async with running(worker, max_batch_tokens=4) as world:
