@@ -52,7 +52,7 @@ class WriteWays:
         device = directory.stat().st_dev
         if (known := self._measured.get(device)) is not None:
             return known
-        # A slow disk keeps those of others from nothing.
+        # A lock for each file system: a slow one holds up nobody else.
         with self._measuring[device]:
             if device not in self._measured:
                 if shutil.disk_usage(directory).free < _LEAST_FREE_BYTES:
@@ -77,9 +77,9 @@ def past_the_page_cache(directory: Path) -> list[WriteWay]:
         alignment = direct_alignment(file.fileno())
         if alignment is None or not _set_direct(file.fileno(), on=True):
             return []
-        ways = (WriteWay(alignment), WriteWay(alignment, staged=True))
+        candidates = (WriteWay(alignment), WriteWay(alignment, staged=True))
         data = memoryview(mmap.mmap(-1, WINDOW_BYTES))
-        return [way for way in ways if _takes(file.fileno(), data, way)]
+        return [way for way in candidates if _takes(file.fileno(), data, way)]
 
 
 def _takes(descriptor: int, data: memoryview, way: WriteWay) -> bool:
