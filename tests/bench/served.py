@@ -123,9 +123,12 @@ class Served:
 
 
 @contextmanager
-def served(disk: Path, shape: Shape) -> Iterator[Served]:
-    """Stand-ins that are up, and a service not started yet; all of it is ended and removed afterwards."""
-    dumps = Path(tempfile.mkdtemp(prefix="statetap-bench-", dir="/dev/shm"))
+def served(disk: Path, shape: Shape, shared: Path = Path("/dev/shm")) -> Iterator[Served]:
+    """Stand-ins that are up, and a service not started yet; all of it is ended and removed afterwards.
+
+    Dumps are below `shared`, everything else is below `disk`.
+    """
+    dumps = Path(tempfile.mkdtemp(prefix="statetap-bench-", dir=shared))
     folder = Path(tempfile.mkdtemp(prefix="served-", dir=disk)).absolute()
     options = ["--root", str(dumps), "--workers", str(shape.workers), "--delay", str(shape.delay), "--lag", str(shape.lag)]
     options += ["--hidden", str(shape.hidden), "--longest", str(shape.longest), "--budget-bytes", str(shape.budget_bytes)]

@@ -2,8 +2,8 @@
 
 Exit status 0: all samples are stored, every digest and every byte that was read back is right, and what the service holds is
 flat (the last third of the time against the first, a fifth of warming up left out). The store is emptied behind the service,
-unit by unit, so that a few gigabytes of disk do. The width is reduced by default: `--hidden 7168` is the whole, 5 TB of it.
-`make rehearsal ARGS=…`.
+unit by unit, so that a few gigabytes of disk do. The width is reduced by default: `--hidden 7168` is the whole, 5 TB of it; with
+`--null` the disk is not waited for. `make rehearsal ARGS=…`.
 """
 
 from __future__ import annotations
@@ -50,16 +50,21 @@ def main() -> int:
     parser.add_argument(
         "--delay", type=float, default=usual.delay, metavar="SECONDS", help="a worker's, per request (%(default)s)"
     )
-    parser.add_argument("--read-back", type=float, default=usual.read_back, metavar="SHARE", help="of all samples (%(default)s)")
-    parser.add_argument("--seed", type=int, default=usual.seed, help="of lengths and of what is read back (%(default)s)")
+    parser.add_argument("--every", type=int, default=usual.every, metavar="N", help="of N shards two are read back (%(default)s)")
+    parser.add_argument("--null", action="store_true", help="assemble and hash all shards, write only those that are read back")
+    parser.add_argument("--seed", type=int, default=usual.seed, help="of lengths (%(default)s)")
     parser.add_argument("--disk", type=Path, default=Path("var"), metavar="FOLDER", help="where the store is (%(default)s)")
+    parser.add_argument(
+        "--dumps", type=Path, default=Path("/dev/shm"), metavar="FOLDER", help="where the workers publish (%(default)s)"
+    )
     asked = vars(parser.parse_args())
     disk: Path = asked.pop("disk")
+    shared: Path = asked.pop("dumps")
     disk.mkdir(parents=True, exist_ok=True)
     plan = Plan(**asked)
     tokens = sum(plan.lengths())
     console.print(scale(plan.samples, plan.hidden, tokens, tokens * plan.row_bytes))
-    with rehearsing(plan, disk) as rehearsal:
+    with rehearsing(plan, disk, shared) as rehearsal:
         rehearsed = rehearsal.run(Progress(plan.samples).tell)
     console.print(rehearsed.table())
     return 1 if rehearsed.short else 0

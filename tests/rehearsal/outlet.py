@@ -1,4 +1,4 @@
-"""Where the bytes go: shard objects are removed once their unit is committed, a seeded share of the samples read back before."""
+"""Where the bytes go: shard objects are removed once their unit is committed, the samples of some of them read back before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 
 import numpy as np
 from statetap.adapters.datasets.arrow_file import ArrowDataset
@@ -17,14 +16,18 @@ from statetap_client.reader import StoreReader
 from statetap_client.shard_files import MissingRows, RowRange
 from statetap_client.store_files import hidden_files
 
+from tests.rehearsal.null_sink import kept
 from tests.rehearsal.workers import PlacedStates
 
 
 class Outlet:
-    """Empties one store, unit by unit. `wrong` are samples that were not there, or there with other bytes than published."""
+    """Empties one store, unit by unit. `wrong` are samples that were not there, or there with other bytes than published.
+
+    `every`: of so many shards two are read back (`null_sink.kept`).
+    """
 
     def __init__(
-        self, root: Path, dataset: ArrowDataset, states: PlacedStates, arrays: Sequence[HiddenArray], share: float, seed: int
+        self, root: Path, dataset: ArrowDataset, states: PlacedStates, arrays: Sequence[HiddenArray], every: int
     ) -> None:
         lengths: Sequence[int] = dataset.lengths.tolist()
         geometry = _geometry(root, arrays)
@@ -39,14 +42,13 @@ class Outlet:
         self._rows_per_shard = geometry.rows_per_shard
         self._row_shapes = {array.name: array.row_shape for array in arrays}
         self._files = hidden_files(root, self._row_shapes, direct=False)
-        self._share = share
-        self._random = Random(f"read back {seed}")
+        self._every = every
 
     def empty(self, unit: int) -> None:
         """Read back some of a committed unit, then remove its objects."""
         plan = self.placement.units[unit]
         for index, row_start in self.placement.samples_of(plan):
-            if self._random.random() < self._share:
+            if self._is_kept(index, row_start):
                 self._compare(index, row_start)
         for shard in layout.shards_of(plan.row_start, plan.rows, self._rows_per_shard):
             for name in self._files:
@@ -73,6 +75,10 @@ class Outlet:
             elif store.recorded_digest(index) != self._states.digest(self._dataset.input_ids(index)):
                 wrong.append(f"sample {index}: digest {store.recorded_digest(index):016x}")
         return tuple(wrong)
+
+    def _is_kept(self, index: int, row_start: int) -> bool:
+        shards = layout.shards_of(row_start, self._lengths[index], self._rows_per_shard)
+        return all(kept(shard, self._every) for shard in shards)
 
     def _compare(self, index: int, row_start: int) -> None:
         self.read_back += 1

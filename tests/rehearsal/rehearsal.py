@@ -38,7 +38,10 @@ SETTLE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How much of what. `hidden` is the width: 7168 is full scale. `read_back` is the share of samples read before removal."""
+    """How much of what. `hidden` is the width: 7168 is full scale. Of `every` shards two are read back before they are removed.
+
+    `null`: only those are written at all (`null_sink`).
+    """
 
     samples: int = 37_000
     median: int = 2_000
@@ -46,7 +49,8 @@ class Plan:
     hidden: int = 256
     workers: int = 8
     delay: float = 0.0
-    read_back: float = 0.02
+    every: int = 100
+    null: bool = False
     seed: int = 0
     look_seconds: float = 1.0
 
@@ -69,8 +73,11 @@ class Plan:
 
 
 @contextmanager
-def rehearsing(plan: Plan, disk: Path) -> Iterator[Rehearsal]:
-    """Workers and a service, idle. `disk` is where the store will be: of it, what is committed and not yet removed is in use."""
+def rehearsing(plan: Plan, disk: Path, shared: Path = Path("/dev/shm")) -> Iterator[Rehearsal]:
+    """Workers and a service, idle. `disk` is where the store will be: of it, what is committed and not yet removed is in use.
+
+    `shared` is where the workers publish.
+    """
     shape = Shape(
         plan.workers,
         plan.delay,
@@ -79,9 +86,10 @@ def rehearsing(plan: Plan, disk: Path) -> Iterator[Rehearsal]:
         budget_bytes=plan.budget_bytes,
         module="tests.rehearsal.workers",
     )
-    with served(disk, shape) as run:
+    with served(disk, shape, shared) as run:
         make_dataset(run.folder / "data", plan.lengths())
-        with run.start_service() as client:
+        sink = {"module": "tests.rehearsal.null_sink", "arguments": ("--every", str(plan.every))} if plan.null else {}
+        with run.start_service(**sink) as client:
             run.wait_for_workers(client)
             yield Rehearsal(plan, run, client)
 
@@ -132,7 +140,7 @@ class Rehearsal:
 
     def _outlet(self, job: Job) -> Outlet:
         plan = self._plan
-        return Outlet(Path(job.store), self._dataset, self._states, plan.arrays, plan.read_back, plan.seed)
+        return Outlet(Path(job.store), self._dataset, self._states, plan.arrays, plan.every)
 
     def _watch(self, on_look: Callable[[Look], None]) -> None:
         while not self._over.wait(self._plan.look_seconds):
@@ -152,6 +160,7 @@ class Rehearsal:
             hidden=plan.hidden,
             workers=plan.workers,
             budget_bytes=plan.budget_bytes,
+            null=plan.null,
             state=job.state if job.reason is None else f"{job.state}: {job.reason}",
             stored=job.progress.samples.stored,
             units=len(outlet.placement.units),

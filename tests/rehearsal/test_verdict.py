@@ -18,6 +18,7 @@ WELL = Rehearsed(
     hidden=256,
     workers=8,
     budget_bytes=150 * MIB,
+    null=False,
     state="completed",
     stored=100,
     units=2,

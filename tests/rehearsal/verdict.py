@@ -35,8 +35,8 @@ class Look:
 class Rehearsed:
     """What a rehearsal found. `seconds` are from submission to the job's end, the first `planning_seconds` without a request.
 
-    `object_bytes` are those of all shard objects, of which `row_bytes` for each token are hidden states; `budget_bytes` is what a
-    worker's dumps may take.
+    `object_bytes` are those of all shard objects, of which `row_bytes` for each token are hidden states; with `null` only
+    those that are read back were written. `budget_bytes` is what a worker's dumps may take.
     """
 
     samples: int
@@ -45,6 +45,7 @@ class Rehearsed:
     hidden: int
     workers: int
     budget_bytes: int
+    null: bool
     state: str
     stored: int
     units: int
@@ -105,9 +106,10 @@ class Rehearsed:
         )
 
     def _caption(self) -> str:
+        done = "assembled" if self.null else "written and removed"
         return (
             f"{self.units:,} units on {self.workers} workers after {self.planning_seconds:.1f} s of planning; "
-            f"{self.object_bytes / 1e9:,.1f} GB of shard objects written and removed. The service took "
+            f"{self.object_bytes / 1e9:,.1f} GB of shard objects {done}. The service took "
             f"{self.service_cpu_seconds:,.0f} CPU-s: {self.service_cpu_seconds / (self.nbytes / 1e9):.2f} a GB. "
             f"{len(self.looks)} looks"
         )
