@@ -6,7 +6,7 @@ that may leave a dump behind (start, time-out, error) a fence request, of a leng
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from statetap.core.capture import chunk_pattern
 
@@ -64,11 +64,8 @@ class StrictGate:
         return self._fenced
 
     def may_send(self, length: int) -> bool:
+        """Whether a sample of this length may be sent now; if none of those that wait may, a fence must come first."""
         return self._fenced and length != self._previous and length not in self._unaccounted
-
-    def choose(self, pending: Iterable[int]) -> int | None:
-        """The first of the pending lengths that may be sent; None if a fence must come first."""
-        return next((length for length in pending if self.may_send(length)), None)
 
     def sent(self, length: int) -> None:
         self._previous = length

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain, islice, takewhile, tee
 
 from statetap.core import unit_messages as msg
 from statetap.core.capture import Refusal, RefusalReason
 from statetap.core.spec import Identity
+from statetap.core.strict import StrictGate
 from statetap.ports import GenerateAnswer, GenerateSample, InferenceError, RecordedAnswer, RequestRefused
 from statetap.runtime.driver import WorkerDriver
 from statetap.runtime.fencing import FenceFailed, Fencing
@@ -62,8 +64,10 @@ class Turn:
         run, driver = self._run, self._driver
         samples = run.waiting_for(driver.name, self._elsewhere)
         first = next(samples, None)
-        if first is None or driver.machine.on_probation or run.was_lost(first):
-            return [] if first is None else [first]
+        if first is None:
+            return []
+        if driver.fencing is not None or driver.machine.on_probation or run.was_lost(first):
+            return [first]
         fresh, measured = tee(takewhile(lambda sample: not run.was_lost(sample), chain([first], samples)))
         return list(islice(fresh, driver.meter.tuner.take(run.samples.lengths[sample] for sample in measured)))
 
@@ -74,7 +78,7 @@ class Turn:
             run.assign(sample, driver.name, Identity.TOKENS, None, in_company=number > 0) for number, sample in enumerate(samples)
         ]
         # In the loop's next turn: first this request goes out.
-        meanwhile = asyncio.get_running_loop().call_soon(self._meanwhile)
+        meanwhile = asyncio.get_running_loop().call_soon(self._meanwhile, self._next)
         try:
             answers = await self._request(dict(zip(rids, samples, strict=True)))
         finally:
@@ -86,7 +90,7 @@ class Turn:
         if driver.paced or len(answers) < len(samples):
             run.take_answers()
 
-    def _meanwhile(self) -> None:
+    def _meanwhile(self, following: Callable[[], list[int]]) -> None:
         """Take the answers of the last request, then make ready what will probably be asked for next.
 
         If that comes otherwise, it is made anew.
@@ -94,7 +98,7 @@ class Turn:
         run, driver = self._run, self._driver
         try:
             run.take_answers()
-            if samples := self._next():
+            if samples := following():
                 names = [(run.next_rid(sample), sample) for sample in samples]
                 driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
         except Exception as error:  # noqa: BLE001 - the turn raises it, when its request is over
@@ -103,19 +107,23 @@ class Turn:
     async def _go_on_strictly(self, fencing: Fencing) -> bool:
         """Ask for a sample that waits, or send the fence that must come first. False: the worker is to be left alone for now."""
         fencing.take_outcomes()
-        samples = list(self._run.waiting_for(self._driver.name, self._elsewhere))
-        lengths = [self._run.samples.lengths[sample] for sample in samples]
-        length = fencing.gate.choose(lengths)
-        if length is not None:
-            await self._ask_strictly(fencing, samples[lengths.index(length)])
+        if samples := self._next_strictly(fencing.gate):
+            await self._ask_strictly(fencing, samples[0])
             return True
+        waiting = self._run.waiting_for(self._driver.name, self._elsewhere)
         try:
-            await self._driver.fence(fencing, lengths)
+            await self._driver.fence(fencing, [self._run.samples.lengths[sample] for sample in waiting])
         except (FenceFailed, InferenceError) as error:
             self._run.log.warning(events.REQUEST_FAILED, worker=self._driver.name, reason=f"fence: {error}")
             await self._driver.rest()
             return False
         return True
+
+    def _next_strictly(self, gate: StrictGate) -> list[int]:
+        """The first sample that waits for this worker and may be sent now; empty: none may."""
+        lengths = self._run.samples.lengths
+        waiting = self._run.waiting_for(self._driver.name, self._elsewhere)
+        return list(islice((sample for sample in waiting if gate.may_send(lengths[sample])), 1))
 
     async def _ask_strictly(self, fencing: Fencing, sample: int) -> None:
         """Ask for a sample, until its dumps are chosen or it has failed."""
@@ -125,6 +133,7 @@ class Turn:
         lifecycle = run.begin_lifecycle(rid)
         driver.begin_lifecycle(rid)
         gate.sent(length)
+        meanwhile = asyncio.get_running_loop().call_soon(self._meanwhile, partial(self._next_strictly, gate))
         try:
             await self._send({rid: sample})
             if await lifecycle.complete:
@@ -135,8 +144,11 @@ class Turn:
                     self._fail(rid, RefusalReason.AMBIGUOUS, "the capture before it was refused, unfenced", msg.Fault.NOBODY)
                 await lifecycle.chosen
         finally:
+            meanwhile.cancel()
             driver.end_lifecycle()
             fencing.follow(length, lifecycle.accepted)
+        if self._failure is not None:
+            raise self._failure
 
     async def _send(self, asked: dict[str, int]) -> None:
         """Send one request, of these attempts (rid to sample), and post what came of each."""

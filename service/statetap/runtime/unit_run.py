@@ -168,7 +168,9 @@ class UnitRun:
         while self.in_hand:
             recorded, answer = self.in_hand.popleft()
             if self.machine.awaits(rid := answer.rid):
-                self._ports.answers.record(*self.id, recorded)
+                # By count nothing is taken up again: after a restart a dump without a name is nobody's.
+                if rid not in self._lifecycles:
+                    self._ports.answers.record(*self.id, recorded)
                 self._overdue.answered(rid, self._spawn, lambda rid: self.post(msg.CaptureOverdue(rid)))
                 seen = answer.prompt_tokens, answer.cached_tokens, answer.next_token
                 self.post(msg.RequestAnswered(rid, *seen, answer.dumps))
@@ -242,10 +244,6 @@ class UnitRun:
         self.post(msg.DumpsDigested(rid, digests))
 
     async def _inspect(self, rid: str, parts: Sequence[CapturePart]) -> None:
-        if rid in self._lifecycles:
-            # The worker idles: first its next request goes out whole.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
         report = await self._ports.inspector.inspect(parts, self.arrays)
         refusal = report.refusal or self._norms.refusal(rid, report.norms)
         self.post(msg.CaptureInspected(rid, report.digest, refusal))

@@ -12,7 +12,7 @@ from statetap.telemetry import events
 
 from tests.fakes.clock import settle
 from tests.fakes.harness import TAP, FakeWorker, running
-from tests.fakes.inference import Hang, Refuse
+from tests.fakes.inference import Answer, Hang, Refuse
 
 STORED, FAILED, PENDING = SampleStatus.STORED, SampleStatus.FAILED, SampleStatus.PENDING
 PLAIN = replace(TAP, tap="a-plain", identity=Identity.COUNT)
@@ -60,6 +60,28 @@ async def test_the_next_request_waits_for_the_lifecycle_to_close():
         assert worker.asked_lengths == [FENCE, 2, 3]
         await world.passes(5)
         assert world.statuses(job) == [STORED, STORED]
+
+
+async def test_the_next_request_is_ready_before_the_answer_is_in():
+    worker = plain()
+    worker.client.script.extend([Answer(), Hang()])
+    async with running(worker) as world:
+        await world.submit(2, 2, 3)
+        assert worker.asked_lengths == [FENCE, 2]
+        (prepared,) = worker.client.prepared[-1]
+        assert len(prepared.token_ids) == 3, "two equal lengths do not follow each other"
+        worker.client.wake()
+        await settle()
+        assert worker.asked[2] == prepared.rid
+
+
+async def test_no_answer_is_recorded_that_could_not_be_taken_up_again():
+    worker = plain()
+    worker.client.script.extend([Answer(), Answer(), Hang()])
+    async with running(worker) as world:
+        await world.submit(2, 3)
+        assert worker.asked_lengths == [FENCE, 2, 3]
+        assert not any(world.answers.kept.values())
 
 
 async def test_a_second_dump_within_the_quiet_period_is_another_reading():
