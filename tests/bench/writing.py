@@ -8,14 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import xxhash
 from statetap.adapters.store import object_files
 from statetap.adapters.store.direct_io import SharedMappings
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
-from statetap.adapters.store.object_files import WINDOW_BYTES, ObjectFile, WriteWay
-from statetap.adapters.store.shard_assembly import plan_shards
-from statetap.adapters.store.shard_objects import Hasher, write_object
+from statetap.adapters.store.object_files import ObjectFile, WriteWay
+from statetap.adapters.store.shard_assembly import ShardPlan, plan_shards
+from statetap.adapters.store.shard_objects import write_object
 from statetap.adapters.store.threaded_capture_inspector import ThreadedCaptureInspector
 from statetap.adapters.store.write_ways import past_the_page_cache, ways
 from statetap.core.spec import HiddenArray
@@ -26,6 +24,7 @@ from statetap_sglang.reader import MappedDump
 from tests.bench import peers
 from tests.bench.interleaved import Measured, Way, measure, times_faster
 from tests.bench.material import Material
+from tests.bench.null_file import NullFile
 from tests.bench.rows import Row
 
 CP = "cp + fsync"
@@ -138,36 +137,14 @@ async def _inspect(inspector: ThreadedCaptureInspector, dumps: list[MappedDump],
 
 
 def _bare(material: Material, target: Path, way: Callable[[Path], WriteWay] = ways.of) -> None:
-    """Shards without any digest, on one thread."""
-    for _, unit in material.units(target):
-        mappings = SharedMappings(segment.data.cast("B") for segment in unit.segments)
-        for plan in plan_shards(unit):
-            path = target / plan.key
-            path.parent.mkdir(parents=True)
-            file = object_files.create(path, plan.nbytes, way(path.parent))
-            write_object(plan, file, _Toucher(), mappings)
-            file.close()
+    """Shards of what nobody looked at, on one thread."""
 
+    def create(plan: ShardPlan) -> ObjectFile:
+        path = target / plan.key
+        path.parent.mkdir(parents=True)
+        return object_files.create(path, plan.nbytes, way(path.parent))
 
-class _Toucher:
-    """Reads the pages in and computes nothing."""
-
-    def update(self, data: memoryview, /) -> None:
-        # By default Linux maps 64 KiB around what is touched.
-        np.frombuffer(data, np.uint8)[:: 1 << 16].max()
-
-
-class _NullFile(ObjectFile):
-    """A disk that takes no time."""
-
-    most_bytes = WINDOW_BYTES
-
-    def write(self, buffers: object) -> None: ...
-
-    def finish(self) -> int:
-        return 0
-
-    def close(self) -> None: ...
+    _write_all(material, target, create)
 
 
 def _null(material: Material, target: Path) -> None:
@@ -179,15 +156,17 @@ def _null(material: Material, target: Path) -> None:
 
     asyncio.run(inspect_all())
     inspector.close()
-    _to_null(material, target, lambda: xxhash.xxh3_64(seed=0))
+    _bare_null(material, target)
 
 
 def _bare_null(material: Material, target: Path) -> None:
-    _to_null(material, target, _Toucher)
+    _write_all(material, target, lambda _: NullFile())
 
 
-def _to_null(material: Material, target: Path, hasher: Callable[[], Hasher]) -> None:
+def _write_all(material: Material, target: Path, create: Callable[[ShardPlan], ObjectFile]) -> None:
     for _, unit in material.units(target):
         mappings = SharedMappings(segment.data.cast("B") for segment in unit.segments)
         for plan in plan_shards(unit):
-            write_object(plan, _NullFile(), hasher(), mappings)
+            file = create(plan)
+            write_object(plan, file, mappings)
+            file.close()

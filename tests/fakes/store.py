@@ -58,7 +58,10 @@ class Faults:
 
 @dataclass
 class StoredGroup:
-    """One location: `hidden` by name in the model's dtype, `columns` are `samples/*`, `objects` the published shards by key."""
+    """One location: `hidden` by name in the model's dtype, `columns` are `samples/*`.
+
+    `objects` are the published shards by key, `digests` those of their bytes.
+    """
 
     arrays: tuple[HiddenArray, ...]
     geometry: Geometry
@@ -69,6 +72,7 @@ class StoredGroup:
     loss_mask: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     objects: dict[str, ShardObject] = field(default_factory=dict)
+    digests: dict[str, int] = field(default_factory=dict)
 
     def grow(self, rows: int, samples: int) -> None:
         self.input_ids = _grown(self.input_ids, rows, 0)
@@ -165,6 +169,7 @@ class FakeShardWriter(Faults):
         self._raise_if_told("write")
         group = self._store.groups[unit.location]
         objects: dict[str, ShardObject] = {}
+        digests: dict[str, int] = {}
         pending: dict[str, NDArray[Any]] = {}
         shard_rows = unit.geometry.rows_per_shard
         for array in unit.arrays:
@@ -178,11 +183,13 @@ class FakeShardWriter(Faults):
             for shard in sorted(touched):
                 key = layout.shard_key(array.name, unit.row_start // shard_rows + shard, array.row_shape)
                 payload = rows[shard * shard_rows : (shard + 1) * shard_rows].tobytes()
-                objects[key] = ShardObject(key=key, nbytes=len(payload), digest=xxhash.xxh3_64_intdigest(payload))
-        for key, written in objects.items():
-            if group.objects.get(key, written) != written:
+                objects[key] = ShardObject(key=key, nbytes=len(payload))
+                digests[key] = xxhash.xxh3_64_intdigest(payload)
+        for key in objects:
+            if key in group.objects and group.digests[key] != digests[key]:
                 raise StoreError(f"{key} is there already, with other bytes: discard the unit first")
         group.objects.update(objects)
+        group.digests.update(digests)
         for name, rows in pending.items():
             group.hidden[name][unit.row_start : unit.row_start + unit.rows] = rows
         self.written.append(unit)

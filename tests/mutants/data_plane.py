@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         name="writer-adopts-other-bytes",
         file="service/statetap/adapters/store/local_shard_writer.py",
-        old="    return hasher.intdigest() == written.digest\n",
-        new="    return True\n",
+        old="            if window != theirs.read(WINDOW_BYTES):\n                return False\n",
+        new="            pass\n",
         catcher=tests(WRITER, "-k", "other_bytes"),
         breaks="invariant 4: what is published under a name is what was written, or nothing",
     ),
@@ -136,12 +136,12 @@ MUTANTS = (
         breaks="a commit is recorded of what a power cut leaves",
     ),
     Mutant(
-        name="writer-loses-whole-blocks",
-        file="service/statetap/adapters/store/shard_objects.py",
-        old="                yield block\n                block, room",
-        new="                block, room",
+        name="writer-loses-whole-windows",
+        file="service/statetap/adapters/store/shard_assembly.py",
+        old="                yield window\n                window, nbytes",
+        new="                window, nbytes",
         catcher=tests("tests/unit/adapters/store/test_shard_objects.py"),
-        breaks="an object is all of its rows, however many blocks they fill",
+        breaks="an object is all of its rows, however many windows they fill",
     ),
     Mutant(
         name="writer-passes-over-what-a-disk-said",

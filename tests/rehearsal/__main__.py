@@ -51,7 +51,7 @@ def main() -> int:
         "--delay", type=float, default=usual.delay, metavar="SECONDS", help="a worker's, per request (%(default)s)"
     )
     parser.add_argument("--every", type=int, default=usual.every, metavar="N", help="of N shards two are read back (%(default)s)")
-    parser.add_argument("--null", action="store_true", help="assemble and hash all shards, write only those that are read back")
+    parser.add_argument("--null", action="store_true", help="assemble all shards, write only those that are read back")
     parser.add_argument("--seed", type=int, default=usual.seed, help="of lengths (%(default)s)")
     parser.add_argument("--disk", type=Path, default=Path("var"), metavar="FOLDER", help="where the store is (%(default)s)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`python -m tests.rehearsal.null_sink --config FILE --every N`: the service, which assembles shards, hashes and drops them.
+"""`python -m tests.rehearsal.null_sink --config FILE --every N`: the service, which assembles shards and drops them.
 
 Each is published under its name and with its size, but is one hole. Those that `kept` names are written as always.
 """
@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from statetap import main as service
 from statetap.adapters.store import object_files
-from statetap.adapters.store.object_files import WINDOW_BYTES, ObjectFile, WriteWay
+from statetap.adapters.store.object_files import ObjectFile, WriteWay
 from statetap.settings import load_settings
+
+from tests.bench.null_file import NullFile
 
 
 def kept(shard: int, every: int) -> bool:
@@ -22,21 +23,17 @@ def kept(shard: int, every: int) -> bool:
     return shard % every < 2
 
 
-class NullFile(ObjectFile):
-    """A disk that takes no time: of a file that is open for writing it has the size."""
-
-    most_bytes = WINDOW_BYTES
+class HollowFile(NullFile):
+    """A file that is open for writing, which gets its size and nothing else."""
 
     def __init__(self, descriptor: int) -> None:
+        super().__init__()
         self._descriptor = descriptor
-        self._position = 0
-
-    def write(self, buffers: Sequence[memoryview]) -> None:
-        self._position += sum(len(buffer) for buffer in buffers)
 
     def finish(self) -> int:
-        os.ftruncate(self._descriptor, self._position)
-        return self._position
+        nbytes = super().finish()
+        os.ftruncate(self._descriptor, nbytes)
+        return nbytes
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -52,7 +49,7 @@ def main() -> None:
     def create_or_drop(path: Path, nbytes: int, way: WriteWay) -> ObjectFile:
         if kept(_shard_of(path), options.every):
             return create(path, nbytes, way)
-        return NullFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        return HollowFile(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
 
     object_files.create = create_or_drop
     settings = load_settings(options.config)

@@ -164,11 +164,13 @@ class SampleVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardObject:
-    """An object as it stands in the store: its key below the store's root, its size, and the XXH3-64 of its bytes."""
+    """An object as it stands in the store: its key below the store's root, and its size.
+
+    What is in it the verdicts say, sample by sample.
+    """
 
     key: str
     nbytes: int
-    digest: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

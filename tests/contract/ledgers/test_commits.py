@@ -14,7 +14,7 @@ from tests.contract.ledgers.plan import AT_START, SAMPLES, UNITS, failed, job, l
 async def test_a_commit_records_verdicts_and_counts(planned):
     held = await lease(planned)
     counts = await planned.commit_unit(
-        held, [stored(3), failed(0)], [ShardObject(key="aux/c/0", nbytes=4096, digest=2**64 - 1)], bytes_stored=777, at=5.0
+        held, [stored(3), failed(0)], [ShardObject(key="aux/c/0", nbytes=4096)], bytes_stored=777, at=5.0
     )
     assert counts == replace(AT_START, pending=2, stored=1, failed=1, tokens_stored=13, bytes_stored=777, units_committed=1)
     assert (await planned.job("job")).counts == counts
@@ -51,7 +51,7 @@ async def test_a_commit_with_wrong_verdicts_changes_nothing(planned, verdicts):
 
 
 async def test_an_object_is_recorded_once(planned):
-    thing = ShardObject(key="aux/c/0", nbytes=1, digest=1)
+    thing = ShardObject(key="aux/c/0", nbytes=1)
     await planned.commit_unit(await lease(planned), [stored(3), stored(0)], [thing], bytes_stored=1, at=1.0)
     held = await lease(planned)
     with pytest.raises(LedgerError):

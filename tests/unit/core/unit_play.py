@@ -10,7 +10,7 @@ from statetap.core.unit import UnitKey, UnitMachine, UnitSample
 from tests.unit.core.dump_facts import expected, plugin_dump
 
 ROWS = 10
-OBJECTS = (ShardObject(key="aux_hidden_states/c/0/0/0", nbytes=4096, digest=17),)
+OBJECTS = (ShardObject(key="aux_hidden_states/c/0/0/0", nbytes=4096),)
 OLD = RequestName("j", 3, 0, 1, 1).rid
 OLDER = RequestName("j", 3, 0, 1, 0).rid
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from statetap.adapters.ledger.bulk import insert_rows
 from statetap.adapters.ledger.counts import add_counts, counter_of
 from statetap.adapters.ledger.database import Database, writing
-from statetap.adapters.ledger.schema import events, samples, shard_objects, signed, units
+from statetap.adapters.ledger.schema import events, samples, shard_objects, units
 from statetap.adapters.ledger.units import held_unit
 from statetap.core.records import JobCounts, SampleStatus, SampleVerdict, ShardObject, UnitLease, UnitState
 from statetap.ports import CommitEvent, LeaseLost, LedgerError
@@ -68,7 +68,7 @@ class SqlCommits:
         changes["bytes_stored"] += bytes_stored
         changes["units_committed"] += 1
         _record_verdicts(connection, held.job, verdicts)
-        rows_of_objects = ((held.job, o.key, held.unit, o.nbytes, signed(o.digest)) for o in objects)
+        rows_of_objects = ((held.job, o.key, held.unit, o.nbytes) for o in objects)
         insert_rows(connection, shard_objects, rows_of_objects)
         connection.execute(_COMMIT, {**named, "at": at})
         if event is not None:

@@ -152,7 +152,6 @@ shard_objects = Table(
     Column("key", Text, primary_key=True),
     Column("unit", Integer, nullable=False),
     Column("nbytes", BigInteger, nullable=False),
-    Column("digest", Unsigned64, nullable=False),
     ForeignKeyConstraint(["job", "unit"], ["units.job", "units.unit"]),
 )
 Index("ix_shard_objects_unit", shard_objects.c.job, shard_objects.c.unit)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import xxhash
-
 from statetap.adapters.store import object_files
 from statetap.adapters.store.direct_io import SharedMappings
 from statetap.adapters.store.durable_files import as_store_error, fsync_directory, make_directories, publish
@@ -88,15 +86,14 @@ class _Attempt(UnitAttempt):
         make_directories(temporary.parent)
         # A fence is held once: a file of this name is what a killed process left.
         temporary.unlink(missing_ok=True)
-        hasher = xxhash.xxh3_64(seed=0)
         # How large it will be compressed is not known: then no space is an error in its middle.
         expected = plan.nbytes if plan.compression is Compression.NONE else 0
         file = object_files.create(temporary, expected, self._way(temporary.parent))
         try:
-            nbytes = write_object(plan, file, hasher, mappings, self._check)
+            nbytes = write_object(plan, file, mappings, self._check)
         finally:
             file.close()
-        return ShardObject(key=plan.key, nbytes=nbytes, digest=hasher.intdigest())
+        return ShardObject(key=plan.key, nbytes=nbytes)
 
     def _publish(self, written: ShardObject) -> None:
         """Give the object its name, or adopt the same bytes. Durable afterwards, its directories included."""
@@ -106,7 +103,7 @@ class _Attempt(UnitAttempt):
                 publish(temporary, final)
                 self._published.append(final)
             except FileExistsError:
-                if not _is_same(final, written):
+                if not _are_same(temporary, final):
                     raise StoreError(
                         f"{final} is there already, with other bytes: a leftover of an unfinished attempt; discard the unit first"
                     ) from None
@@ -128,14 +125,14 @@ class _Attempt(UnitAttempt):
             _remove_empty_directories(self._root, plan.key)
 
 
-def _is_same(path: Path, written: ShardObject) -> bool:
-    if path.stat().st_size != written.nbytes:
+def _are_same(path: Path, other: Path) -> bool:
+    if path.stat().st_size != other.stat().st_size:
         return False
-    hasher = xxhash.xxh3_64(seed=0)
-    with path.open("rb") as file:
+    with path.open("rb") as file, other.open("rb") as theirs:
         while window := file.read(WINDOW_BYTES):
-            hasher.update(window)
-    return hasher.intdigest() == written.digest
+            if window != theirs.read(WINDOW_BYTES):
+                return False
+    return True
 
 
 def _discard(root: Path, keys: Sequence[str]) -> None:

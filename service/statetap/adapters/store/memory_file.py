@@ -6,13 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from statetap.adapters.store.object_files import WINDOW_BYTES
-
 
 class MemoryFile:
     """The ObjectFile of what is sent. It begins with room for `nbytes`, and takes more where that is not enough."""
-
-    most_bytes = WINDOW_BYTES
 
     def __init__(self, nbytes: int) -> None:
         # Pages that are not written to take no memory.

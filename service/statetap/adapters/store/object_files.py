@@ -18,8 +18,6 @@ from statetap.adapters.store.direct_io import Alignment, address_of, allocate, s
 from statetap.adapters.store.durable_files import write_all_at
 
 WINDOW_BYTES = 8 << 20
-# What stays in a core's cache: what has been hashed is copied without another way to memory.
-_CACHED_BYTES = 512 << 10
 # So many windows of a file are in the page cache, on their way to the disk.
 _WINDOWS_ON_THEIR_WAY = 2
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -40,11 +38,8 @@ class WriteWay:
 class ObjectFile(Protocol):
     """A file that is being written."""
 
-    most_bytes: int
-    """What is best handed over at a time: WINDOW_BYTES at most."""
-
     def write(self, buffers: Sequence[memoryview]) -> None:
-        """Put `buffers`, at most `most_bytes` in all, behind what is there. They are not used any more when this returns."""
+        """Put `buffers`, at most WINDOW_BYTES in all, behind what is there. They are not used any more when this returns."""
         ...
 
     def finish(self) -> int:
@@ -80,8 +75,6 @@ def fill(descriptor: int, way: WriteWay) -> ObjectFile:
 class CachedFile:
     """Through the page cache. A window's way to the disk begins at once, and when it has arrived there it leaves the memory."""
 
-    most_bytes = _CACHED_BYTES
-
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._position = self._started = 0
@@ -110,8 +103,6 @@ class CachedFile:
 
 class StagedFile:
     """By O_DIRECT, from memory in large pages to which everything is copied."""
-
-    most_bytes = _CACHED_BYTES
 
     def __init__(self, descriptor: int, alignment: Alignment) -> None:
         self._descriptor = descriptor
@@ -156,8 +147,6 @@ class DirectFile:
     Only what cannot go that way is bounced, that is copied to aligned memory first: blocks in which two buffers meet, and buffers
     whose address does not have the phase of their place in the file.
     """
-
-    most_bytes = WINDOW_BYTES
 
     def __init__(self, descriptor: int, alignment: Alignment) -> None:
         self._descriptor = descriptor

@@ -20,8 +20,8 @@ from statetap_client import layout
 from statetap_client.object_stores import connect, first_line
 
 from statetap.adapters.store.object_files import WINDOW_BYTES
+from statetap.adapters.store.sent_object import SentObject
 from statetap.core.object_urls import parents
-from statetap.core.records import ShardObject
 from statetap.ports import StoreError
 
 if TYPE_CHECKING:
@@ -98,17 +98,17 @@ class RemoteObjects:
             return False
         return True
 
-    def holds(self, written: ShardObject) -> bool:
+    def holds(self, sent: SentObject) -> bool:
         """Whether the object is there with these bytes."""
         try:
-            if obstore.head(self._store, written.key)["size"] != written.nbytes:
+            if obstore.head(self._store, sent.key)["size"] != sent.nbytes:
                 return False
             hasher = xxhash.xxh3_64(seed=0)
-            for window in obstore.get(self._client(written.nbytes), written.key).stream(min_chunk_size=WINDOW_BYTES):
+            for window in obstore.get(self._client(sent.nbytes), sent.key).stream(min_chunk_size=WINDOW_BYTES):
                 hasher.update(memoryview(window))
         except FileNotFoundError:
             return False
-        return hasher.intdigest() == written.digest
+        return hasher.intdigest() == sent.digest
 
     def delete(self, key: str) -> None:
         """See that there is no such object."""

@@ -11,11 +11,10 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from statetap.adapters.store.direct_io import SharedMappings
 from statetap.adapters.store.memory_file import MemoryFile
 from statetap.adapters.store.objects import remote_objects_at
+from statetap.adapters.store.sent_object import SentObject
 from statetap.adapters.store.shard_assembly import ShardPlan, plan_shards, shard_keys
 from statetap.adapters.store.shard_objects import write_object
 from statetap.adapters.store.unit_attempts import UnitAttempt, UnitThreads
@@ -63,55 +62,54 @@ class _Attempt(UnitAttempt):
         super().__init__(str(objects), plans)
         self._objects = objects
         # Of these it is known that no earlier attempt made them.
-        self._made: list[ShardObject] = []
+        self._made: list[SentObject] = []
         # Of these it was not answered whether they were made.
-        self._unanswered: list[ShardObject] = []
+        self._unanswered: list[SentObject] = []
 
     def _write(self, plan: ShardPlan, mappings: SharedMappings | None) -> ShardObject:
-        hasher = xxhash.xxh3_64(seed=0)
         file = MemoryFile(plan.nbytes)
-        nbytes = write_object(plan, file, hasher, mappings, self._check)
-        written = ShardObject(key=plan.key, nbytes=nbytes, digest=hasher.intdigest())
+        nbytes = write_object(plan, file, mappings, self._check)
+        sent = SentObject.of(plan.key, file.data)
         self._check()
-        self._publish(written, file.data)
-        return written
+        self._publish(sent, file.data)
+        return ShardObject(key=plan.key, nbytes=nbytes)
 
     def _publish_all(self, objects: Sequence[ShardObject]) -> None:
         """Each has had its name since it was written."""
 
-    def _publish(self, written: ShardObject, data: memoryview) -> None:
+    def _publish(self, sent: SentObject, data: memoryview) -> None:
         """Make the object, or adopt the same bytes."""
-        with self._objects.failing(f"writing {written.key} of"):
-            if self._is_made(written, data):
-                self._made.append(written)
-            elif not self._objects.holds(written):
+        with self._objects.failing(f"writing {sent.key} of"):
+            if self._is_made(sent, data):
+                self._made.append(sent)
+            elif not self._objects.holds(sent):
                 raise StoreError(
-                    f"{self._objects}/{written.key} is there already, with other bytes, or just went away: "
+                    f"{self._objects}/{sent.key} is there already, with other bytes, or just went away: "
                     "a leftover of an unfinished attempt; discard the unit first"
                 )
 
-    def _is_made(self, written: ShardObject, data: memoryview) -> bool:
+    def _is_made(self, sent: SentObject, data: memoryview) -> bool:
         """Whether the object is new. A failure after which it is there with its bytes is none: the answer was lost."""
-        self._unanswered.append(written)
+        self._unanswered.append(sent)
         try:
-            made = self._objects.create(written.key, data)
+            made = self._objects.create(sent.key, data)
         except Exception:
             with suppress(Exception):
-                if self._objects.holds(written):
-                    self._unanswered.remove(written)
+                if self._objects.holds(sent):
+                    self._unanswered.remove(sent)
                     return True
             raise
-        self._unanswered.remove(written)
+        self._unanswered.remove(sent)
         return made
 
     def _undo(self) -> None:
-        for written in self._made:
+        for sent in self._made:
             with suppress(Exception):
-                self._objects.delete(written.key)
-        for written in self._unanswered:
+                self._objects.delete(sent.key)
+        for sent in self._unanswered:
             with suppress(Exception):
-                if self._objects.holds(written):
-                    self._objects.delete(written.key)
+                if self._objects.holds(sent):
+                    self._objects.delete(sent.key)
 
 
 def _discard(objects: RemoteObjects, keys: Sequence[str]) -> None:

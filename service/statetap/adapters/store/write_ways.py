@@ -20,6 +20,7 @@ from typing import BinaryIO
 from statetap.adapters.store.direct_io import allocate, direct_alignment
 from statetap.adapters.store.durable_files import write_all_at
 from statetap.adapters.store.object_files import WINDOW_BYTES, WriteWay, fill
+from statetap.adapters.store.shard_assembly import in_windows
 
 _TRIAL_BYTES = 32 << 20
 _LEAST_FREE_BYTES = 256 << 20
@@ -143,8 +144,8 @@ def _seconds(descriptor: int, data: memoryview, way: WriteWay) -> float:
     began = time.perf_counter()
     allocate(descriptor, len(data))
     file = fill(descriptor, way)
-    for start in range(0, len(data), file.most_bytes):
-        file.write([data[start : start + file.most_bytes]])
+    for window in in_windows(data):
+        file.write([window])
     file.finish()
     return time.perf_counter() - began
 

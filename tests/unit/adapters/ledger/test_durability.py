@@ -24,7 +24,7 @@ async def main():
     await ledger.add_dataset(dataset())
     await ledger.add_job(job(), UNITS, SAMPLES)
     lease = await ledger.lease_unit("job", "first", now=0.0, ttl_seconds=60)
-    thing = ShardObject(key="aux/c/0", nbytes=1, digest=1)
+    thing = ShardObject(key="aux/c/0", nbytes=1)
     await ledger.commit_unit(lease, [stored(3), stored(0)], [thing], bytes_stored=5, at=1.0)
     await ledger.lease_unit("job", "first", now=0.0, ttl_seconds=60)
     def unfinished():

@@ -75,7 +75,7 @@ async def test_a_question_goes_through_an_index(ledger, plans, question):
 
 async def test_a_commit_goes_through_indexes(ledger, plans):
     held = await lease(ledger)
-    thing = ShardObject(key="aux/c/0", nbytes=1, digest=1)
+    thing = ShardObject(key="aux/c/0", nbytes=1)
     await ledger.commit_unit(held, [stored(3), failed(0)], [thing], bytes_stored=5, at=1.0)
     require_indexed(plans())
 
