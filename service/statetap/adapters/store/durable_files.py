@@ -66,16 +66,18 @@ def write_all_at(descriptor: int, buffers: Sequence[memoryview], offset: int, *,
     Each call begins at a multiple of `block` bytes, if all buffers are as long as one: what O_DIRECT asks for.
     """
     pending = [buffer for buffer in buffers if len(buffer)]
-    while pending:
-        written = os.pwritev(descriptor, pending[:MAX_BUFFERS], offset)
+    at = 0
+    while at < len(pending):
+        written = os.pwritev(descriptor, pending[at : at + MAX_BUFFERS], offset)
         written -= written % block
         if not written:
             raise OSError(errno.EIO, f"the system takes less than {block} bytes of it")
         offset += written
-        while pending and written >= len(pending[0]):
-            written -= len(pending.pop(0))
-        if pending:
-            pending[0] = pending[0][written:]
+        while at < len(pending) and written >= len(pending[at]):
+            written -= len(pending[at])
+            at += 1
+        if written:
+            pending[at] = pending[at][written:]
 
 
 def replace_file(path: Path, data: bytes) -> None:
