@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from statetap.adapters.store.object_files import ObjectFile
-
-# What Linux maps around a page that is touched.
-MAPPED_AROUND_BYTES = 1 << 16
 
 
 class NullFile(ObjectFile):
-    """Maps the pages of what it is given, as a disk that reads them would have it, and drops them."""
+    """Counts what it is given."""
 
     def __init__(self) -> None:
         self._position = 0
 
     def write(self, buffers: Sequence[memoryview]) -> None:
-        for buffer in buffers:
-            np.frombuffer(buffer, np.uint8)[::MAPPED_AROUND_BYTES].max(initial=0)
-            self._position += len(buffer)
+        self._position += sum(map(len, buffers))
 
     def finish(self) -> int:
         return self._position

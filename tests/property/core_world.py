@@ -102,7 +102,7 @@ class World(Units):
         sample = waiting[0]
         if self.strict:
             lengths = [len(self.prompts[s]) for s in waiting]
-            following = worker.gate.choose(lengths)
+            following = next(filter(worker.gate.may_send, lengths), None)
             if following is None:
                 self._fence(worker, set(lengths))
                 return
@@ -137,7 +137,8 @@ class World(Units):
         self.next_tokens[rid] = answer.next_token
         if (run := self._run_of(rid)) is not None:
             name = RequestName.parse(rid)
-            self.journal[name.unit].append(msg.Recalled(rid, name.sample, worker.server.name, answer.next_token))
+            if not self.strict:
+                self.journal[name.unit].append(msg.Recalled(rid, name.sample, worker.server.name, answer.next_token))
             if answer.named is not None:
                 self.named[rid] = answer.named
             self.post(run, msg.RequestAnswered(rid, answer.prompt_tokens, answer.cached_tokens, answer.next_token, answer.named))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """What a worker answered to one attempt of an open unit; with the dumps in shared memory it is all that a restart needs."""
+    """What a worker answered to one attempt by tokens of an open unit; with its dumps a restart needs no more."""
 
     rid: str
     sample: int

@@ -95,7 +95,7 @@ class UnitRun:
         self._writes = 0
         self._closed_to_workers = False
         self.begun = False
-        """Whether a worker was asked for any of it, under this lease or one before."""
+        """Whether a worker was asked for any of it, under this lease or, by tokens, one before."""
         self.in_hand: deque[tuple[RecordedAnswer, GenerateAnswer]] = deque()
         """Answers that are in and not taken yet: those of one request at most, while the next one leaves."""
 

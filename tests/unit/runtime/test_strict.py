@@ -75,6 +75,26 @@ async def test_the_next_request_is_ready_before_the_answer_is_in():
         assert worker.asked[2] == prepared.rid
 
 
+async def test_what_cannot_be_made_ready_is_not_swallowed():
+    worker = plain()
+    worker.client.script.extend([Answer(), Hang()])
+    async with running(worker) as world:
+        prepare = worker.client.prepare
+
+        def fail(samples):
+            raise RuntimeError("no memory")
+
+        worker.client.prepare = fail
+        job = await world.submit(2, 3, 5)
+        worker.client.wake()
+        await settle()
+        worker.client.prepare = prepare
+        await world.passes(60)
+        await world.passes(60)
+        assert worker.asked_lengths == [FENCE, 2, FENCE, 5, 2, 3], "the unit was given back, and done anew"
+        assert world.statuses(job) == [STORED] * 3
+
+
 async def test_no_answer_is_recorded_that_could_not_be_taken_up_again():
     worker = plain()
     worker.client.script.extend([Answer(), Answer(), Hang()])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from statetap.adapters.store import durable_files, object_files
+from statetap.adapters.store import durable_files, local_shard_writer, object_files
 from statetap.adapters.store.local_shard_writer import LocalShardWriter
 from statetap.adapters.store.object_files import WriteWay
 from statetap.adapters.store.zarr_store import ZarrStore
@@ -115,6 +115,34 @@ async def test_other_bytes_are_never_replaced(location, writer) -> None:
     with pytest.raises(StoreError, match=f"{AUX}/c/0/0/0 is there already, with other bytes.*discard the unit first"):
         await writer.write(make_unit(location, seed=1, fence=2))
     assert files_of(location) == before
+
+
+@pytest.mark.parametrize(
+    "other", [lambda data: data + b"x", lambda data: data[:-1] + bytes([data[-1] ^ 1])], ids=["longer", "last"]
+)
+async def test_an_object_is_compared_to_its_end(location, writer, monkeypatch, other) -> None:
+    monkeypatch.setattr(local_shard_writer, "WINDOW_BYTES", 7)
+    await writer.write(make_unit(location))
+    path = path_of(location, f"{AUX}/c/0/0/0")
+    path.write_bytes(other(path.read_bytes()))
+    before = files_of(location)
+    with pytest.raises(StoreError, match="with other bytes"):
+        await writer.write(make_unit(location, fence=2))
+    assert files_of(location) == before
+
+
+async def test_an_object_that_goes_away_while_it_is_compared_is_a_store_error(location, writer, monkeypatch) -> None:
+    await writer.write(make_unit(location))
+    compare = local_shard_writer._are_same
+
+    def too_late(path: Path, other: Path) -> bool:
+        other.unlink()
+        return compare(path, other)
+
+    monkeypatch.setattr(local_shard_writer, "_are_same", too_late)
+    with pytest.raises(StoreError, match="publishing"):
+        await writer.write(make_unit(location, fence=2))
+    assert not list(Path(location).rglob("*.partial"))
 
 
 async def test_a_refusal_at_the_second_array_takes_back_the_first(location, writer) -> None:
