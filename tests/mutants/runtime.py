@@ -50,10 +50,18 @@ MUTANTS = (
     Mutant(
         name="runtime-lends-a-busy-run",
         file=f"{RUNTIME}/dispatcher.py",
-        old="if run.id in lent or not",
-        new="if not",
+        old="if run.id not in lent and run.is_waiting",
+        new="if run.is_waiting",
         catcher=tests(f"{TESTS}/test_dispatch.py"),
         breaks="a unit is asked of one worker at a time",
+    ),
+    Mutant(
+        name="runtime-goes-on-past-a-more-urgent-job",
+        file=f"{RUNTIME}/dispatcher.py",
+        old="if run is None or not (run.begun or self._is_most_urgent(driver, run)):",
+        new="if run is None:",
+        catcher=tests(f"{TESTS}/test_dispatch.py"),
+        breaks="the more urgent job goes first, and a paused one not at all, also where a worker goes on without the dispatcher",
     ),
     Mutant(
         name="runtime-leases-an-open-unit-again",

@@ -141,23 +141,32 @@ class Dispatcher:
         self._waiting = set(reasons)
 
     def _give_turn(self, driver: WorkerDriver, run: UnitRun) -> None:
-        async def turn() -> None:
-            try:
-                await Turn(run, driver, self._elsewhere(run)).take()
-            except Exception as error:  # noqa: BLE001 - a turn must not fail silently
-                self._log.exception(events.UNIT_CRASHED, job=run.id[0], unit=run.id[1], worker=driver.name)
-                await run.give_up(f"{type(error).__name__}: {error}")
+        """Let the worker work on the run, then on whatever is ready for it: it does not wait for others that are seen to."""
+
+        async def turns(run: UnitRun | None) -> None:
+            while run is not None:
+                try:
+                    await Turn(run, driver, self._elsewhere(run)).take()
+                except Exception as error:  # noqa: BLE001 - a turn must not fail silently
+                    self._log.exception(events.UNIT_CRASHED, job=run.id[0], unit=run.id[1], worker=driver.name)
+                    await run.give_up(f"{type(error).__name__}: {error}")
+                if (run := self._ready_run(driver)) is not None:
+                    self._lend(driver, run)
+                    self._pool.changed.set()
 
         def over(_: asyncio.Task[None]) -> None:
             driver.turn = None
             del self._turns[driver.name]
             self._pool.changed.set()
 
-        self._turns[driver.name] = run.id
-        self._not_ahead.discard(driver.name)
-        driver.turn = asyncio.create_task(turn(), name=f"turn {driver.name}")
+        self._lend(driver, run)
+        driver.turn = asyncio.create_task(turns(run), name=f"turn {driver.name}")
         # Not at the turn's own end: a task that is cancelled before its first step has none.
         driver.turn.add_done_callback(over)
+
+    def _lend(self, driver: WorkerDriver, run: UnitRun) -> None:
+        self._turns[driver.name] = run.id
+        self._not_ahead.discard(driver.name)
 
     def _elsewhere(self, run: UnitRun) -> Callable[[Sequence[str]], bool]:
         """A worker without room for the unit does not count: two units might wait for each other's room for ever."""
@@ -182,17 +191,36 @@ class Dispatcher:
             run = self._open_run(driver, wanted)
         if run is None and on_probation:
             run = self._open_run(driver, UnitRun.waiting_for)
-        if run is None or not driver.space.fits(run.id, need := run.dump_bytes(driver.chunk)):
-            # Without room, its turn still comes before any new unit, or it might wait for ever.
+        # Without room, its turn still comes before any new unit, or it might wait for ever.
+        return run if run is not None and self._reserve(driver, run) else None
+
+    def _ready_run(self, driver: WorkerDriver) -> UnitRun | None:
+        """What a free worker can go on with at once: an open unit, unless one that is more urgent might be leased."""
+        if not driver.free or driver.machine.on_probation:
             return None
+        run = self._open_run(driver, UnitRun.waiting_for)
+        if run is None or not (run.begun or self._is_most_urgent(driver, run)):
+            return None
+        return run if self._reserve(driver, run) else None
+
+    def _is_most_urgent(self, driver: WorkerDriver, run: UnitRun) -> bool:
+        """Whether its job runs, and comes before all others that this worker may work on."""
+        running = (job for job in self._jobs.values() if job.state is JobState.RUNNING and self._may_work_on(driver, job.spec))
+        return run.id[0] == min((job.id for job in running), key=self._urgency, default=None)
+
+    def _reserve(self, driver: WorkerDriver, run: UnitRun) -> bool:
+        """Keep room for the run in the worker's dump directory. False: there is none."""
+        if not driver.space.fits(run.id, need := run.dump_bytes(driver.chunk)):
+            return False
         driver.space.reserve(run.id, need)
-        return run
+        return True
 
     def _open_run(self, driver: WorkerDriver, wanted: Wanted) -> UnitRun | None:
         """The first open unit that this worker may work on, has no other worker, and wants one for some of its samples."""
         lent = set(self._turns.values())
-        for run in sorted(self._runs.values(), key=lambda run: self._order(driver, run)):
-            if run.id in lent or not self._may_work_on(driver, run.spec):
+        waiting = (run for run in self._runs.values() if run.id not in lent and run.is_waiting)
+        for run in sorted(waiting, key=lambda run: self._order(driver, run)):
+            if not self._may_work_on(driver, run.spec):
                 continue
             too_large = run.dump_bytes(driver.chunk) > driver.space.capacity_bytes
             if not too_large and next(wanted(run, driver.name, self._elsewhere(run)), None) is not None:

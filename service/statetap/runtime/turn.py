@@ -99,6 +99,8 @@ class Turn:
         try:
             run.take_answers()
             if samples := following():
+                for sample in samples:
+                    run.samples.outside(run.spec.model.vocab_size, sample)
                 names = [(run.next_rid(sample), sample) for sample in samples]
                 driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])
         except Exception as error:  # noqa: BLE001 - the turn raises it, when its request is over

@@ -21,7 +21,7 @@ class UnitSamples:
         self.lengths = {sample.sample: sample.length for sample in pending}
         self.row_starts = {sample.sample: sample.row_start for sample in pending}
         self._tokens = {index: dataset.input_ids(index)[:length] for index, length in self.lengths.items()}
-
+        self._ends: dict[int, tuple[int, int]] = {}
         self._dump_bytes: dict[int | None, int] = {}
 
     def dump_bytes(self, arrays: Sequence[HiddenArray], chunk: int | None) -> int:
@@ -39,7 +39,9 @@ class UnitSamples:
         return {index: tokens.astype("<i4", copy=False).tobytes() for index, tokens in self._tokens.items()}
 
     def outside(self, vocab_size: int, sample: int) -> int | None:
-        """A token id of the sample that such a vocabulary does not have, None if there is none."""
-        tokens = self._tokens[sample]
-        least, most = int(tokens.min()), int(tokens.max())
+        """A token id of the sample that such a vocabulary does not have, None if there is none. Looked for once."""
+        if sample not in self._ends:
+            tokens = self._tokens[sample]
+            self._ends[sample] = int(tokens.min()), int(tokens.max())
+        least, most = self._ends[sample]
         return least if least < 0 else most if most >= vocab_size else None

@@ -103,6 +103,47 @@ async def test_the_next_unit_is_leased_while_a_worker_is_at_work_and_begun_when_
         assert world.statuses(job) == [STORED] * 3
 
 
+def stop_dispatching(world):
+    """As if it was with the ledger, about another worker, from here on."""
+    world.course.dispatcher._tasks[0].cancel()
+
+
+async def test_a_worker_goes_on_with_what_was_leased_ahead_while_others_are_seen_to():
+    worker = FakeWorker("a")
+    worker.client.script.append(Hang())
+    async with running(worker) as world:
+        job = await world.submit(8, 8, 8)
+        stop_dispatching(world)
+        worker.client.wake()
+        await settle()
+        assert [RequestName.parse(rid).unit for rid in worker.asked] == [0, 1]
+        assert world.statuses(job) == [STORED, STORED, PENDING]
+
+
+async def test_a_worker_does_not_go_on_by_itself_where_a_more_urgent_job_might_be_leased():
+    worker = FakeWorker("a")
+    worker.client.script.append(Hang())
+    async with running(worker) as world:
+        await world.submit(8, 8, store="s0")
+        stop_dispatching(world)
+        await world.submit(8, store="s1", priority=9)
+        worker.client.wake()
+        await settle()
+        assert len(worker.asked) == 1
+
+
+async def test_a_worker_does_not_go_on_with_a_job_that_was_paused():
+    worker = FakeWorker("a")
+    worker.client.script.append(Hang())
+    async with running(worker) as world:
+        job = await world.submit(8, 8)
+        stop_dispatching(world)
+        await world.desk.pause(job)
+        worker.client.wake()
+        await settle()
+        assert len(worker.asked) == 1
+
+
 async def test_without_room_for_two_units_nothing_is_leased_ahead_and_the_ledger_is_not_asked_again_and_again():
     worker = worker_with_room("a", 1)
     async with running(worker) as world:

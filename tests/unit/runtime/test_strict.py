@@ -81,17 +81,16 @@ async def test_what_cannot_be_made_ready_is_not_swallowed():
     async with running(worker) as world:
         prepare = worker.client.prepare
 
-        def fail(samples):
+        def fail_once(samples):
+            worker.client.prepare = prepare
             raise RuntimeError("no memory")
 
-        worker.client.prepare = fail
+        worker.client.prepare = fail_once
         job = await world.submit(2, 3, 5)
         worker.client.wake()
         await settle()
-        worker.client.prepare = prepare
-        await world.passes(60)
-        await world.passes(60)
-        assert worker.asked_lengths == [FENCE, 2, FENCE, 5, 2, 3], "the unit was given back, and done anew"
+        assert worker.asked_lengths[:2] == [FENCE, 2]
+        assert sorted(worker.asked_lengths[2:]) == [2, 3, 5, FENCE], "the unit was given back, and done anew"
         assert world.statuses(job) == [STORED] * 3
 
 
