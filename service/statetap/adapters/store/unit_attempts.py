@@ -68,9 +68,10 @@ class UnitAttempt(ABC):
             raise _AbandonedError(f"writing a unit to {self._place} was abandoned")
 
     def _write_all(self, shards: Executor) -> tuple[ShardObject, ...]:
-        # To find the mappings takes longer than to write what is smaller than a window.
-        large = sum(plan.nbytes for plan in self._plans) > WINDOW_BYTES
-        mappings = SharedMappings(piece.data for plan in self._plans for piece in plan.pieces) if large else None
+        if sum(plan.nbytes for plan in self._plans) <= WINDOW_BYTES:
+            # To find the mappings, and to hand objects to other threads, takes longer than to write them.
+            return tuple(self._write_one(plan, None) for plan in self._plans)
+        mappings = SharedMappings(piece.data for plan in self._plans for piece in plan.pieces)
         futures = [shards.submit(self._write_one, plan, mappings) for plan in self._plans]
         try:
             wait(futures)
