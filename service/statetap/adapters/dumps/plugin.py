@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections import deque
 from pathlib import Path
 
 from asyncinotify import Mask
@@ -14,6 +16,8 @@ from statetap.ports import Clock, DumpRejected
 
 # Dumps, error records and beacons are all renamed into place: nobody needs to hear of the dot-names that come first.
 _TAP_MASK = Mask.MOVED_TO
+# An answer often comes right behind its dump, and goes first: its worker waits for what follows from it, for a dump nobody does.
+PATIENCE_SECONDS = 0.001
 
 
 class PluginDumpSource(WatchingSource):
@@ -31,10 +35,18 @@ class PluginDumpSource(WatchingSource):
         super().__init__(root, root / worker, clock=clock, rescan_seconds=rescan_seconds)
         self._taps: dict[str, TapDirectory] = {}
         self._reported: set[str] = set()
+        self._noticed: deque[tuple[str, str]] = deque()
+        self._next_look: asyncio.Handle | None = None
 
     @property
     def _root_mask(self) -> Mask:
         return Mask.CREATE | Mask.MOVED_TO
+
+    async def close(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._noticed.clear()
+        await super().close()
 
     async def _prepare(self) -> None:
         """Nothing: every look makes the directory sure."""
@@ -56,14 +68,23 @@ class PluginDumpSource(WatchingSource):
 
     def _notice(self, directory: Path, name: str) -> None:
         if directory != self._directory:
-            tap = self._taps.get(directory.name)
-            if tap is not None:
-                tap.see(name)
+            self._noticed.append((directory.name, name))
+            if len(self._noticed) == 1:
+                self._next_look = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._see_next)
             return
         known = name in self._taps
         tap = self._tap(name)
         if tap is not None and not known:
             tap.see_all()  # its first files may have come before the watch
+
+    def _see_next(self) -> None:
+        """See the first thing that was noticed; the others in the loop's next turns, between which it hears of answers."""
+        tap, name = self._noticed.popleft()
+        if self._noticed:
+            self._next_look = asyncio.get_running_loop().call_soon(self._see_next)
+        with self._watching():
+            if tap in self._taps:
+                self._taps[tap].see(name)
 
     def _tap(self, name: str) -> TapDirectory | None:
         """The tap of that name, watched; None for what is no tap, which is reported once."""

@@ -11,8 +11,8 @@ import fcntl
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asyncinotify import Inotify, Mask, Watch
@@ -195,16 +195,23 @@ class WatchingSource(ABC):
         """Take events that are there: as many as are read at once."""
         if self._inotify is None:
             return
-        try:
+        with self._watching():
             events = os.read(self._inotify.fd, BYTES_PER_TURN)
             at = 0
             while at < len(events):
                 watch, mask, _, length = _EVENT.unpack_from(events, at)
                 at += _EVENT.size + length
                 self._take(watch, mask, events[at - length : at].rstrip(b"\0"))
-        except Exception as error:  # noqa: BLE001 - the next rescan raises it
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """What goes wrong in it ends the watching: the next rescan raises it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - see above
             self._fault = error
-            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+            if self._inotify is not None:
+                asyncio.get_running_loop().remove_reader(self._inotify.fd)
 
     def _take(self, watch: int, mask: int, name: bytes) -> None:
         if mask & _Q_OVERFLOW:
