@@ -26,8 +26,10 @@ def undisturbed(calm: Cluster) -> str:
         return calm.run_job(client, SAMPLES, "kills.zarr", **UNIT).store
 
 
-def half_done(made: Cluster, job: str) -> bool:
-    """Whether two answers of the open unit are on record, and so their dumps in shared memory."""
+def half_done(made: Cluster, job: str, *, plain: bool) -> bool:
+    """Whether two answers of the open unit are on record, and so their dumps in shared memory; by count nothing is recorded."""
+    if plain:
+        return len(list(made.dumps.rglob("req_*"))) >= 2
     journals = (made.folder / "data" / "answers").glob(f"{job}-*.ndjson")
     return any(journal.read_bytes().count(b"\n") >= 2 for journal in journals)
 
@@ -46,7 +48,7 @@ def test_a_killed_service_goes_on_where_it_was(tmp_path: Path, model: Path, undi
             made.wait_for_workers(client, "w")
             job = made.submit(client, SAMPLES, "killed.zarr", **UNIT)
             until("a unit committed", lambda: stored(client, job.id) > 0)
-            until("the next one half done", lambda: half_done(made, job.id))
+            until("the next one half done", lambda: half_done(made, job.id, plain=plain))
             made.kill_service()
         with made.start_service() as client:
             assert 0 < stored(client, job.id) < len(SAMPLES)
