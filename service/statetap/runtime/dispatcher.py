@@ -216,8 +216,11 @@ class Dispatcher:
         return True
 
     def _open_run(self, driver: WorkerDriver, wanted: Wanted) -> UnitRun | None:
-        """The first open unit that this worker may work on, has no other worker, and wants one for some of its samples."""
-        lent = set(self._turns.values())
+        """The first open unit that this worker may work on, has no other worker, and wants one for some of its samples.
+
+        What the worker itself works on, or did a moment ago, is among them.
+        """
+        lent = {unit for name, unit in self._turns.items() if name != driver.name}
         waiting = (run for run in self._runs.values() if run.id not in lent and run.is_waiting)
         for run in sorted(waiting, key=lambda run: self._order(driver, run)):
             if not self._may_work_on(driver, run.spec):
@@ -270,6 +273,9 @@ class Dispatcher:
             return
         lent = set(self._turns.values())
         for run in [run for run in self._runs.values() if not run.begun and run.id not in lent | self._withdrawn]:
+            if run.begun or run.id in self._turns.values():
+                # A worker went on with it meanwhile.
+                continue
             if run.id[0] in paused:
                 reason = "its job is paused"
             elif not any(driver.space.holds(run.id) for driver in self._pool.serving(run.spec)):

@@ -1,5 +1,6 @@
 """Who works on what: one request a worker, room reserved before a lease, urgency, and what may never wait for ever."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -130,6 +131,29 @@ async def test_a_worker_does_not_go_on_by_itself_where_a_more_urgent_job_might_b
         worker.client.wake()
         await settle()
         assert len(worker.asked) == 1
+
+
+async def test_what_a_worker_went_on_with_is_not_withdrawn():
+    a, b = FakeWorker("a"), FakeWorker("b")
+    a.client.default = b.client.default = Hang()
+    async with running(a, b) as world:
+        job = await world.submit(*[8] * 4)
+        recorded, give_back = asyncio.Event(), world.ledger.give_back
+
+        async def give_back_slowly(lease):
+            await recorded.wait()
+            await give_back(lease)
+
+        world.ledger.give_back = give_back_slowly
+        await world.desk.pause(job)
+        await settle()
+        await world.desk.resume(job)
+        b.client.wake()
+        await settle()
+        assert [RequestName.parse(rid).unit for rid in b.asked] == [1, 3]
+        recorded.set()
+        await settle()
+        assert [line["unit"] for line in world.logged(events.UNIT_GIVEN_BACK)] == [2]
 
 
 async def test_a_worker_does_not_go_on_with_a_job_that_was_paused():

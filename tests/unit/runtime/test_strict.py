@@ -5,6 +5,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from statetap.core.records import SampleStatus
+from statetap.core.requests import RequestName
 from statetap.core.spec import Identity
 from statetap.core.strict import SHORTEST_FENCE
 from statetap.runtime.driver import FENCE_LENGTHS
@@ -92,6 +93,20 @@ async def test_what_cannot_be_made_ready_is_not_swallowed():
         assert worker.asked_lengths[:2] == [FENCE, 2]
         assert sorted(worker.asked_lengths[2:]) == [2, 3, 5, FENCE], "the unit was given back, and done anew"
         assert world.statuses(job) == [STORED] * 3
+
+
+async def test_what_is_begun_comes_first_after_a_fence_that_did_not_hold():
+    worker = plain()
+    worker.client.script.extend([Answer(), Hang()])
+    async with running(worker) as world:
+        await world.submit(2, 2, 2, 2, 5, 3)
+        worker.publish = lambda sample: None if sample.rid.startswith("st-fence-") else worker.put(sample)
+        worker.client.wake()
+        await world.passes(60)
+        worker.publish = worker.publish_whole
+        await world.passes(60)
+        units = [RequestName.parse(rid).unit for rid in worker.asked if not rid.startswith("st-fence-")]
+        assert units == [0, 0, 0, 0, 1, 1]
 
 
 async def test_no_answer_is_recorded_that_could_not_be_taken_up_again():

@@ -11,13 +11,15 @@ from asyncinotify import Mask
 from statetap_sglang.tap import boot_of, check_name
 
 from statetap.adapters.dumps.tap_directory import TapDirectory
-from statetap.adapters.dumps.watching import WatchingSource
+from statetap.adapters.dumps.watching import PER_TURN, WatchingSource
 from statetap.ports import Clock, DumpRejected
 
 # Dumps, error records and beacons are all renamed into place: nobody needs to hear of the dot-names that come first.
 _TAP_MASK = Mask.MOVED_TO
 # An answer often comes right behind its dump, and goes first: its worker waits for what follows from it, for a dump nobody does.
 PATIENCE_SECONDS = 0.001
+# What is noticed beyond these is found by a look at the whole directory.
+MOST_NOTICED = 4096
 
 
 class PluginDumpSource(WatchingSource):
@@ -68,6 +70,9 @@ class PluginDumpSource(WatchingSource):
 
     def _notice(self, directory: Path, name: str) -> None:
         if directory != self._directory:
+            if len(self._noticed) == MOST_NOTICED:
+                self._overflowed.set()
+                return
             self._noticed.append((directory.name, name))
             if len(self._noticed) == 1:
                 self._next_look = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._see_next)
@@ -78,13 +83,15 @@ class PluginDumpSource(WatchingSource):
             tap.see_all()  # its first files may have come before the watch
 
     def _see_next(self) -> None:
-        """See the first thing that was noticed; the others in the loop's next turns, between which it hears of answers."""
-        tap, name = self._noticed.popleft()
+        """See one thing that was noticed, or some of many; the others in the loop's next turns, so that it hears of answers."""
+        count = min(1 + len(self._noticed) // PER_TURN, PER_TURN, len(self._noticed))
+        seen = [self._noticed.popleft() for _ in range(count)]
         if self._noticed:
             self._next_look = asyncio.get_running_loop().call_soon(self._see_next)
         with self._watching():
-            if tap in self._taps:
-                self._taps[tap].see(name)
+            for tap, name in seen:
+                if tap in self._taps:
+                    self._taps[tap].see(name)
 
     def _tap(self, name: str) -> TapDirectory | None:
         """The tap of that name, watched; None for what is no tap, which is reported once."""

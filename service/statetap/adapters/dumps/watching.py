@@ -94,12 +94,13 @@ class WatchingSource(ABC):
 
     async def close(self) -> None:
         self._listener = None
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         if self._inotify is not None:
-            asyncio.get_running_loop().remove_reader(self._inotify.fd)
             self._inotify.close()
             self._inotify = None
         self._watches.clear()

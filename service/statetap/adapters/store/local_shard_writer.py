@@ -28,7 +28,7 @@ from statetap.ports import StoreError, UnitWrite
 
 
 class LocalShardWriter:
-    """The ShardWriter of local paths. `parallel` is how many shards are written at the same time, in as many units at most.
+    """The ShardWriter of local paths. `parallel` is how many units are written at a time, and how many shards of large ones.
 
     `way` says how to write below a directory.
     """

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class RemoteShardWriter:
-    """The ShardWriter of object stores. `parallel` is how many shards are written, and so in memory, at the same time."""
+    """The ShardWriter of object stores. `parallel` is how many large shards are written, and so in memory, at the same time."""
 
     def __init__(self, *, parallel: int = 2) -> None:
         self._objects_at = lru_cache(maxsize=16)(remote_objects_at)

@@ -34,7 +34,7 @@ class UnitAttempt(ABC):
 
     @abstractmethod
     def _write(self, plan: ShardPlan, mappings: SharedMappings | None) -> ShardObject:
-        """Write one object, in a thread of its own. StoreError: it cannot be done."""
+        """Write one object, in whichever thread calls. StoreError: it cannot be done."""
 
     @abstractmethod
     def _publish_all(self, objects: Sequence[ShardObject]) -> None:
@@ -45,7 +45,7 @@ class UnitAttempt(ABC):
         """Remove what this attempt made, as far as it can be removed. Raises nothing."""
 
     def run(self, shards: Executor) -> tuple[ShardObject, ...] | StoreError:
-        """Write, each object in a thread of `shards`, then publish. Why not, if it failed.
+        """Write, objects that are more than a window each in a thread of `shards`, then publish. Why not, if it failed.
 
         Such an error comes without a traceback, which would lead to this attempt: in a circle with whoever holds the error, that
         keeps the dumps mapped until garbage is collected.
@@ -93,7 +93,7 @@ class UnitAttempt(ABC):
 
 
 class UnitThreads:
-    """Threads for `parallel` units at a time, and for as many shards of them all."""
+    """Threads for `parallel` units at a time, and for as many shards of the large ones among them."""
 
     def __init__(self, parallel: int) -> None:
         self._units = ThreadPoolExecutor(parallel, thread_name_prefix="unit-writer")

@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from statetap.adapters.dumps import PluginDumpSource
+from statetap.adapters.dumps import PluginDumpSource, plugin
 from statetap.ports import CaptureLost, DumpRejected, DumpSeen, DumpSourceError, TapSeen
 from statetap_sglang.publisher import DumpPublisher
 from statetap_sglang.tap import lock_tap
@@ -287,3 +287,29 @@ async def test_a_publisher_whose_directory_is_swept_while_it_opens_makes_it_anew
     await source.rescan()
     os.close(lock_tap(root / "worker" / "boot1-0"))
     assert listener.events == []
+
+
+async def test_what_comes_while_it_closes_is_left_to_the_next_start(source, tap, listener) -> None:
+    publisher = tap()
+    await source.start(listener)
+    await asyncio.sleep(0)
+    publish(publisher, "x")
+    publisher.publish_error("y", "no room")
+    await source.close()
+    await asyncio.sleep(0.02)
+    assert len(list(publisher.directory.glob("req_*"))) == 2
+    again = Listener()
+    await source.start(again)
+    await again.wait(CaptureLost, 1)
+    assert [dump.facts.rid for dump in (*listener.dumps, *again.dumps)] == ["x"]
+    assert [loss.rid for loss in (*listener.of(CaptureLost), *again.of(CaptureLost))] == ["y"]
+
+
+async def test_more_than_is_kept_in_mind_is_found_by_a_look_at_everything(source, tap, listener, monkeypatch) -> None:
+    monkeypatch.setattr(plugin, "MOST_NOTICED", 3)
+    publisher = tap()
+    await source.start(listener)
+    for number in range(20):
+        publish(publisher, str(number))
+    await listener.wait(DumpSeen, 20)
+    assert sorted(dump.facts.rid for dump in listener.dumps) == sorted(map(str, range(20)))
