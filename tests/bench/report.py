@@ -29,7 +29,7 @@ def show(rows: Sequence[Row], title: str) -> None:
 
 
 def figure(row: Row) -> str:
-    return f"{row.value:.2f} {row.unit}"
+    return f"{row.value:.{3 if row.value < 1 else 2}f} {row.unit}"
 
 
 def save(rows: Sequence[Row], facts: Mapping[str, object], folder: Path) -> None:

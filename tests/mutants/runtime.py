@@ -60,7 +60,7 @@ MUTANTS = (
         file=f"{RUNTIME}/dispatcher.py",
         old="if run is None or not (run.begun or self._is_most_urgent(driver, run)):",
         new="if run is None:",
-        catcher=tests(f"{TESTS}/test_dispatch.py"),
+        catcher=tests(f"{TESTS}/test_going_on.py"),
         breaks="the more urgent job goes first, and a paused one not at all, also where a worker goes on without the dispatcher",
     ),
     Mutant(
