@@ -271,10 +271,9 @@ class Dispatcher:
         at_work = {driver.name for driver in self._pool.at_work}
         if (paused, at_work) == self._withdrawn_for:
             return
-        lent = set(self._turns.values())
-        for run in [run for run in self._runs.values() if not run.begun and run.id not in lent | self._withdrawn]:
-            if run.begun or run.id in self._turns.values():
-                # A worker went on with it meanwhile.
+        for run in list(self._runs.values()):
+            # Asked anew each time: while one is given up, a worker may go on with another.
+            if run.begun or run.id in self._withdrawn or run.id in self._turns.values():
                 continue
             if run.id[0] in paused:
                 reason = "its job is paused"

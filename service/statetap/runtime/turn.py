@@ -100,6 +100,7 @@ class Turn:
             run.take_answers()
             if samples := following():
                 for sample in samples:
+                    # What it finds it keeps, so that it takes no time when the sample is asked for.
                     run.samples.outside(run.spec.model.vocab_size, sample)
                 names = [(run.next_rid(sample), sample) for sample in samples]
                 driver.prepare([GenerateSample(rid, run.samples.tokens(sample), rid) for rid, sample in names])

@@ -21,7 +21,7 @@ class UnitSamples:
         self.lengths = {sample.sample: sample.length for sample in pending}
         self.row_starts = {sample.sample: sample.row_start for sample in pending}
         self._tokens = {index: dataset.input_ids(index)[:length] for index, length in self.lengths.items()}
-        self._ends: dict[int, tuple[int, int]] = {}
+        self._extremes: dict[int, tuple[int, int]] = {}
         self._dump_bytes: dict[int | None, int] = {}
 
     def dump_bytes(self, arrays: Sequence[HiddenArray], chunk: int | None) -> int:
@@ -40,8 +40,8 @@ class UnitSamples:
 
     def outside(self, vocab_size: int, sample: int) -> int | None:
         """A token id of the sample that such a vocabulary does not have, None if there is none. Looked for once."""
-        if sample not in self._ends:
+        if sample not in self._extremes:
             tokens = self._tokens[sample]
-            self._ends[sample] = int(tokens.min()), int(tokens.max())
-        least, most = self._ends[sample]
+            self._extremes[sample] = int(tokens.min()), int(tokens.max())
+        least, most = self._extremes[sample]
         return least if least < 0 else most if most >= vocab_size else None

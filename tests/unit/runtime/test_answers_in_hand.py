@@ -118,7 +118,7 @@ async def test_answers_in_hand_are_recorded_when_the_worker_is_taken_away():
 
 async def test_answers_in_hand_are_recorded_when_the_service_stops(monkeypatch):
     # The loop has this to do first.
-    monkeypatch.setattr(Turn, "_meanwhile", lambda turn: None)
+    monkeypatch.setattr(Turn, "_meanwhile", lambda turn, following: None)
     worker = WatchedWorker("a")
     worker.client.script.extend([Answer(), Hang()])
     async with running(worker, max_batch_tokens=4) as world:

@@ -107,8 +107,7 @@ class PlainDumpSource(WatchingSource):
                 return
             if not stat.S_ISDIR(status.st_mode):
                 raise DumpFormatError(path, "not a directory")  # symbolic links are never followed
-            # A directory that gets its name by a rename is complete when it is visible.
-            if self._layout.published_by != "rename" and not self._has_come(path):
+            if not self._has_come(path):
                 return
             dump = open_plain_dump(path, self._layout)
             self._settle(name)

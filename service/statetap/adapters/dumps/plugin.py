@@ -84,11 +84,11 @@ class PluginDumpSource(WatchingSource):
 
     def _see_next(self) -> None:
         """See one thing that was noticed, or some of many; the others in the loop's next turns, so that it hears of answers."""
-        count = min(1 + len(self._noticed) // PER_TURN, PER_TURN, len(self._noticed))
+        count = min(1 + len(self._noticed) // PER_TURN, PER_TURN)
         seen = [self._noticed.popleft() for _ in range(count)]
         if self._noticed:
             self._next_look = asyncio.get_running_loop().call_soon(self._see_next)
-        with self._watching():
+        with self._keeping_faults():
             for tap, name in seen:
                 if tap in self._taps:
                     self._taps[tap].see(name)

@@ -196,7 +196,7 @@ class WatchingSource(ABC):
         """Take events that are there: as many as are read at once."""
         if self._inotify is None:
             return
-        with self._watching():
+        with self._keeping_faults():
             events = os.read(self._inotify.fd, BYTES_PER_TURN)
             at = 0
             while at < len(events):
@@ -205,8 +205,8 @@ class WatchingSource(ABC):
                 self._take(watch, mask, events[at - length : at].rstrip(b"\0"))
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """What goes wrong in it ends the watching: the next rescan raises it."""
+    def _keeping_faults(self) -> Iterator[None]:
+        """What goes wrong in it ends the watching, and is raised by the next rescan."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see above

@@ -45,7 +45,7 @@ class UnitAttempt(ABC):
         """Remove what this attempt made, as far as it can be removed. Raises nothing."""
 
     def run(self, shards: Executor) -> tuple[ShardObject, ...] | StoreError:
-        """Write, objects that are more than a window each in a thread of `shards`, then publish. Why not, if it failed.
+        """Write, a unit of more than a window by threads of `shards`, then publish. Why not, if it failed.
 
         Such an error comes without a traceback, which would lead to this attempt: in a circle with whoever holds the error, that
         keeps the dumps mapped until garbage is collected.
